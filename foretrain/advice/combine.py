@@ -16,11 +16,11 @@ from foretrain.advice.rules import BY_ID, RULES
 from foretrain.advice.rules.base import EXACTNESS, Change, State
 
 # Dearest first: the order in which members are left out.
-_MEMBERS = sorted((rule for rule in RULES if rule.dear), key=lambda rule: -rule.dear)
+_MEMBERS = sorted((rule for rule in RULES if rule.drop_order), key=lambda rule: -rule.drop_order)
 EXACT, _, _ = TIERS = tuple(
     tuple(rule.id for rule in _MEMBERS if EXACTNESS.index(rule.exactness) <= most) for most in range(3)
 )
-DOUBTFUL = [rule.id for rule in sorted(_MEMBERS, key=lambda rule: rule.doubtful) if rule.doubtful]
+TRIED_BOTH_WAYS = [rule.id for rule in sorted(_MEMBERS, key=lambda rule: rule.try_order) if rule.try_order]
 LAST_RESORT = EXACT[0]
 KEPT = 4
 LEAST_GAIN = 0.005  # of the run's time, or of its money, by another change
@@ -91,7 +91,7 @@ def strongest(search: Search, start: State, tier: tuple[str, ...]) -> tuple[tupl
     improved = True
     while improved and not (best is not None and best[1].fits):
         improved = False
-        for rule in (rule for rule in DOUBTFUL if rule in usable):
+        for rule in (rule for rule in TRIED_BOTH_WAYS if rule in usable):
             held = best[0] if best else members
             opposite = tuple(other for other in usable if rule in BY_ID[other].instead_of)
             if rule in held:

@@ -1,4 +1,4 @@
-"""Why a run needs what it needs: each component with its sum, the peak by tensor name, and what nvidia-smi shows."""
+"""The memory of a run explained: each component, the peak by tensor name, and what nvidia-smi shows."""
 
 import math
 import re
@@ -19,7 +19,7 @@ from foretrain.predict.trace.memory import component_id
 from foretrain.predict.trace.record import Allocation, Trace, role_of
 
 TIMELINE_POINTS = 400
-BECAUSE = {"logits", "activations", "optimizer"}  # components of which there is a sentence
+BECAUSE = {"logits", "activations", "optimizer"}  # components with a sentence of explanation
 
 
 class Sum(Record):
@@ -30,8 +30,9 @@ class Sum(Record):
 
 
 class TensorGroup(Record):
-    """Tensors of one kind that are alive at the peak; layers are counted together. `where`: module or parameter, '' for
-    a compiled kernel's; `role`: what it is, a text `tensor.ROLE`."""
+    """Tensors of one kind that are alive at the peak, of all layers. `where`: module or parameter, '' for a compiled
+    kernel's; `role`: a text `tensor.ROLE`.
+    """
 
     component: str
     where: str
@@ -47,8 +48,6 @@ LineSource = Literal["estimated", "traced", "published", "calibrated", "observed
 
 
 class Line(Record):
-    """One line of the reconciliation with nvidia-smi. `source`: estimated, traced, published, observed or left over."""
-
     id: str
     low_bytes: int
     high_bytes: int
@@ -56,7 +55,7 @@ class Line(Record):
 
 
 class Point(Record):
-    """The memory after an event of the trace, by component; what a picture of the run is drawn from."""
+    """The memory after an event of the trace, by component."""
 
     position: int
     phase: str
@@ -91,7 +90,7 @@ def explain(
 ) -> Explanation:
     """Explain a plan's memory. With a trace, tensors have names and the timeline is filled.
 
-    `observed_bytes`: what nvidia-smi shows in use on the whole card; `process_bytes`: of that, by this process.
+    `observed_bytes`: nvidia-smi's figure for the whole card; `process_bytes`: for this process.
     """
     memory = plan.memory_of(step)
     phase = memory.neediest
@@ -150,12 +149,11 @@ Kind = tuple[str, str, str, str, str, str]
 
 
 def tensors(trace: Trace, phase: str, n_embd: int, settings: Settings | None = None) -> tuple[TensorGroup, ...]:
-    """Group what is alive at the phase's peak, layers counted together, largest first."""
     peak = next(p for p in replay(trace, settings).phases if p.phase == phase)
     groups: Counter[Kind] = Counter()
     sizes: Counter[Kind] = Counter()
     for allocation in trace.alive_at(peak.position):
-        forward = trace.moment_at(allocation.born) == "forward"
+        forward = trace.moment_at(allocation.allocated_at) == "forward"
         key = (*_kind(allocation), role_of(allocation, component_id(allocation), n_embd, forward=forward))
         groups[key] += 1
         sizes[key] += allocation.nbytes
@@ -177,7 +175,7 @@ def _kind(a: Allocation) -> tuple[str, str, str, str, str]:
 
 @dataclass(frozen=True)
 class Shown:
-    """What nvidia-smi's lines are worked out from. `others_bytes`: what other programs use, where that is known."""
+    """The basis of nvidia-smi's lines. `others_bytes`: used by other programs, where known."""
 
     phase: PhaseMemory
     context: Context
@@ -186,10 +184,10 @@ class Shown:
 
 
 def reconcile(shown: Shown, observed_bytes: int | None, process_bytes: int | None) -> tuple[tuple[Line, ...], str]:
-    """Return (lines from what the program allocates to what the card shows, id of the conclusion).
+    """Return (lines from the program's allocations to the card's total, id of the conclusion).
 
-    Without an observation they end in what nvidia-smi is expected to show. With one, whatever no line explains is left
-    over: for the process beside what the allocator reserves, for the card what others hold.
+    Without an observation they end in nvidia-smi's expected figure. With one, the rest is left over: for the process
+    beside what the allocator reserves, for the card what other programs use.
     """
     phase, context, source = shown.phase, shown.context, shown.source
     allocated = phase.allocated_bytes
@@ -241,14 +239,14 @@ def _judge(low: int, high: int, context: Context) -> str:
 
 
 def timeline(trace: Trace, settings: Settings | None = None, points: int = TIMELINE_POINTS) -> tuple[Point, ...]:
-    """Return the highest moment of each stretch of the run's events, about `points` in all."""
+    """Return the highest moment of each of about `points` parts of the run's events."""
     stretch = max(1, -(-len(trace.events) // points))
     ids = [component_id(a) for a in trace.allocations]
     alive: Counter[str] = Counter()
     best: dict[int, Point] = {}
 
     def watch(position: int, allocator: Allocator, block: Block | None) -> None:
-        if block is None:  # the cache is emptied before this event, which is still to come
+        if block is None:  # the cache is emptied before this event
             return
         event = trace.events[position]
         id, size = (event, 1) if event >= 0 else (~event, -1)

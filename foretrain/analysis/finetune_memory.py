@@ -1,4 +1,4 @@
-"""Where the memory of a fine-tuning run goes: sums and largest tensors of each phase, and what nvidia-smi shows."""
+"""The memory of a fine-tuning run: sums and largest tensors of each phase, and what nvidia-smi shows."""
 
 import re
 from collections.abc import Sequence
@@ -19,10 +19,10 @@ TRAINED = ("gradients", "optimizer")  # what only trained weights have
 
 
 class LargeTensor(Record):
-    """Tensors of one kind that are alive at a phase's peak; layers are counted together.
+    """Tensors of one kind that are alive at a phase's peak, of all layers.
 
-    `where`: the weights that it is of, or the module that made it; '' where the source does not know. `what`: by an
-    estimate the bytes of one as a formula, by a trace its shape and dtype; `numbers`: the formula with numbers.
+    `where`: their weights, or the module that made them; '' where unknown. `what`: by an estimate the bytes of one as a
+    formula, by a trace its shape and dtype; `numbers`: the formula with numbers.
     """
 
     component: str
@@ -62,7 +62,7 @@ def explain(
 ) -> FineTuneExplanation:
     """Explain a plan's memory. With its trace, tensors have the names of modules and shapes.
 
-    `observed_bytes`: what nvidia-smi shows in use on the whole card; `process_bytes`: of that, by this process.
+    `observed_bytes`: nvidia-smi's figure for the whole card; `process_bytes`: for this process.
     """
     memory, neediest = plan.memory, plan.memory.neediest
     source: LineSource = "estimated" if trace is None else "traced"
@@ -83,7 +83,6 @@ def explain(
 def explain_generation(
     plan: InferencePlan, observed_bytes: int | None = None, process_bytes: int | None = None
 ) -> FineTuneExplanation:
-    """Explain the memory of generating text, as `explain` does that of a fine-tuning run."""
     phase = plan.memory.neediest
     shown = Shown(phase, plan.memory.context, "estimated", plan.used_by_others_bytes)
     lines, conclusion = reconcile(shown, observed_bytes, process_bytes) if plan.gpu.kind == "cuda" else ((), "none")
@@ -126,7 +125,7 @@ def _said(formula: str) -> str:
 
 
 def _letters(formula: str) -> str:
-    """Return the formula without its bytes an element: 'F·C' of '2·F·C', and of 'F·C/2', in 4 bits."""
+    """Return the formula without its bytes per element: 'F·C' of '2·F·C', and of 'F·C/2', in 4 bits."""
     return re.sub(r"^[\d.]+·|/2$", "", formula)
 
 

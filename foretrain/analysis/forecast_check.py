@@ -1,4 +1,4 @@
-"""Predicted against measured: a plan made before a run beside what the run's own meters say.
+"""Predicted against measured: a plan from before a run beside the run's own meters.
 
 Errors are signed: +2% means that the prediction was 2% too high. Where one side has no figure there is no row.
 """
@@ -24,8 +24,9 @@ SCHEMA = "foretrain.comparison/1"
 
 
 def plan_of(run: Path, record: TrainedRun) -> Plan:
-    """Read the plan beside a run's record, or make one where there is none, or it is of another number of ranks. Raises
-    UserError 'data.bad_plan' for a damaged one."""
+    """Read the plan beside a run's record, or make one where there is none for this number of ranks. Raises UserError
+    'data.bad_plan' for a damaged one.
+    """
     path = run / "plan.json"
     if path.is_file():
         try:
@@ -44,8 +45,9 @@ def plan_now(record: TrainedRun) -> Plan:
 
 
 def highest(plan: Plan) -> tuple[int, int, int]:
-    """Return (low, expected, high) of what a run measures at its highest: on a GPU the allocator's own, so without the
-    context, which the forecast has in it; on a CPU the process."""
+    """Return (low, expected, high) of a run's measured peak: on a GPU the allocator's, so without the context; on a CPU
+    the process's.
+    """
     memory = plan.memory_of("foretrain")
     low, expected, high = memory.neediest.needed_span
     if not plan.gpu.reserves:
@@ -55,10 +57,10 @@ def highest(plan: Plan) -> tuple[int, int, int]:
 
 
 class RankPart(Record):
-    """One rank. `highest_bytes`: what its allocator reserved on a card, its process on a CPU.
+    """One rank. `highest_bytes`: its allocator's reserved peak on a card, its process's on a CPU.
 
-    `evaluates_tokens_per_s`: of its part of an evaluation, in which it does not wait for other ranks but with FSDP;
-    `behind`: by what share it is slower there than the median.
+    `evaluates_tokens_per_s`: of its part of an evaluation, where only FSDP waits for other ranks; `behind`: its share
+    below the median there.
     """
 
     rank: int
@@ -80,7 +82,8 @@ class Stretch(Record):
 
 
 class RanksExplained(Record):
-    """A run on several ranks. `devices`: cards; ranks on a CPU share their machine's. Speeds are of the last stretch.
+    """A run on several ranks. `devices`: cards; ranks on a CPU share their machine's. Speeds are of the last number of
+    ranks.
 
     The forecast is of the rank with the most to hold; `low_bytes` to `high_bytes`: of `highest_bytes`, which is `what`.
     `most`: the rank that measured most. `told`: whether evaluations took long enough to tell who is slow.
@@ -110,7 +113,7 @@ class RanksExplained(Record):
 
 
 def ranks_of(record: TrainedRun, plan: Plan, step_s: float | None) -> RanksExplained | None:
-    """Return what is known of a run's ranks; None where one rank has always trained. `step_s`: steady."""
+    """Return the measurements of a run's ranks; None where one rank has always trained. `step_s`: steady."""
     if record.world == 1 and not record.worlds:
         return None
     behind = {figures.rank: share for figures, share in slow(record.ranks)}
@@ -139,8 +142,9 @@ def _part(figures: RankFigures, record: TrainedRun, behind: float | None) -> Ran
 
 
 class Row(Record):
-    """One quantity. `low` and `high` bound the prediction where it came as a range. `busy`: measured while other
-    programs used the processor, so that it cannot tell whether the forecast is right."""
+    """One quantity. `low` and `high` bound a predicted range. `busy`: measured beside other programs, so that it cannot
+    test the forecast.
+    """
 
     id: str
     kind: Literal["bytes", "seconds"]
@@ -165,7 +169,8 @@ Sources = dict[Literal["bytes", "seconds"], tuple[str, ...]]  # of each kind of 
 
 class ForecastCheck(Record):
     """One run. `predicted_source` (memory), `time_source`, `measured_source` (memory): where figures are from. `ranks`:
-    of several; tensors are then the first one's, what is reserved that of the one with most."""
+    of several; tensors are then the first one's, reserved bytes the peak of all.
+    """
 
     run_id: str
     predicted_source: str
@@ -210,7 +215,7 @@ def _memory(plan: Plan, run: TrainedRun) -> list[Row]:
         sample = measured.phase(phase.phase)
         if sample is not None:
             rows += _row(f"phase.{phase.phase}", "bytes", phase.allocated_bytes, sample.allocated_bytes)
-    most = run.highest_bytes if measured.phases else None  # of a process that has begun nothing it says nothing
+    most = run.highest_bytes if measured.phases else None  # a process that has begun nothing tells nothing about it
     low, expected, high = highest(plan)
     id = "process.reserved" if plan.gpu.reserves else "process.resident"
     return rows + _row(id, "bytes", expected, most, low, high)
@@ -233,9 +238,9 @@ def _time(plan: Plan, run: TrainedRun) -> list[Row]:
 
 
 def of_directory(directory: RunDirectory) -> tuple[TrainedRun, Plan, ForecastCheck]:
-    """Return (record, plan, both beside each other) of a run, with the step's time of every command. Raises UserError.
+    """Return (record, plan, their comparison) of a run, with the step time of every command. Raises UserError.
 
-    The plan is the one that was made before the run, else the same plan made now.
+    The plan is the one from before the run, else the same plan made now.
     """
     record = directory.read_record()
     plan = plan_of(directory.path, record)
@@ -246,12 +251,12 @@ def of_directory(directory: RunDirectory) -> tuple[TrainedRun, Plan, ForecastChe
 
 
 def in_the_end(record: TrainedRun, made: Plan) -> Plan:
-    """Return the plan of the micro-batch that a run trained with in the end: `made` was of one that did not last."""
+    """Return the plan of the run's last micro-batch: `made` was for one that did not fit."""
     return made if record.shrunk_from is None else plan_now(record)
 
 
 def check_forecast(plan: Plan, run: TrainedRun) -> ForecastCheck:
-    """Compare each figure of a plan with what the run measured. Memory is in bytes, time in seconds."""
+    """Compare each figure of a plan with what the run measured, in bytes and seconds."""
     source = plan.memory_of("foretrain").source
     return ForecastCheck(
         run_id=run.id,

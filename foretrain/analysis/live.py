@@ -1,6 +1,6 @@
-"""Runs in folders, whoever trained them: their list, and with this machine's cards how they are at one moment.
+"""Runs in folders, whoever trained them: their list, and with this machine's cards their present state.
 
-Files are read and nothing else.
+Files are only read.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ LOCKS = Path("/proc/locks")
 
 class ObservedRun(RunDirectory):
     def is_locked(self) -> bool:
-        """Return whether a living process trains here, as far as can be seen without touching the lock."""
+        """Return whether a living process trains here, judged without touching the lock."""
         said = state.read_now(self.path)
         lives = state.lives(said) if said else None
         if lives is not None:
@@ -89,7 +89,7 @@ def _locks(listing: Path) -> list[list[str]]:
 
 
 def held_here(listing: Path = LOCKS, processes: Path = Path("/proc")) -> list[Path]:
-    """Return the folders of runs whose lock a process of this machine holds, as far as we may look at its files."""
+    """Return the folders of runs whose lock a process of this machine holds, where its files may be read."""
     folders: set[Path] = set()
     for words in _locks(listing):
         if len(words) > 4 and words[1] == "FLOCK" and words[4].isdigit():
@@ -100,7 +100,7 @@ def held_here(listing: Path = LOCKS, processes: Path = Path("/proc")) -> list[Pa
 
 
 def newest_lines(file: Path) -> list[dict[str, Any]]:
-    """Return the last whole lines of a file of JSON lines, without those that a crash or a hand has spoilt."""
+    """Return the last whole lines of a file of JSON lines, without damaged ones."""
     try:
         with file.open("rb") as opened:
             start = max(0, file.stat().st_size - _LAST_BYTES)
@@ -124,7 +124,6 @@ class Listed:
 
 
 def listed(folders: Iterable[Path], tags: Iterable[str] = ()) -> Listed:
-    """Read the runs in these folders and the two levels below them that have all of these tags."""
     wanted, found = set(tags), Listed([], [])
     for directory in find_runs(folders):
         if wanted - set(state.read_label(directory.path).tags):
@@ -143,21 +142,21 @@ def listed(folders: Iterable[Path], tags: Iterable[str] = ()) -> Listed:
 SCHEMA = "foretrain.top/1"
 RECORDS = (RECORD, state.NOW_FILE)
 _DEPTHS = ("", "*/", "*/*/")
-MOST_RUNS = 60  # are read at a look; a screen shows fewer
-_ORDER = ("here", "elsewhere", "nowhere")  # each in the order in which they came: the newest first
-_RECENT = 20  # steps whose median time says what is left
-_MOST = 1e18  # more is no figure of a run, and NaN is not below it
+MOST_RUNS = 60  # read at once; a screen shows fewer
+_ORDER = ("here", "elsewhere", "nowhere")  # the newest first within each
+_RECENT = 20  # steps whose median predicts the rest
+_MOST = 1e18  # no figure of a run is higher, and NaN is not below it
 
 Values = dict[str, Any]
 _KINDS = {"trained": "run", "watched": "watched", "trainer": "trainer"}
 
 
 class LiveRun(Record):
-    """One run at one moment; None where nothing says it.
+    """One run at one moment; None where unknown.
 
     `where`: its process is on this machine; on another one, or in another container; has ended. `memory_bytes`: of a
-    run on a card what PyTorch has reserved there, on a CPU what its processes hold; the plan expects `planned_bytes`
-    of it, at most `planned_high_bytes`. `problem`: why a run cannot be read.
+    run on a card PyTorch's reserved memory, on a CPU its processes'; the plan expects `planned_bytes` of it, at most
+    `planned_high_bytes`. `problem`: why a run cannot be read.
     """
 
     path: str
@@ -205,7 +204,6 @@ class Top(Record):
 
 
 def look(cards: Cards, folders: Sequence[Path] = (), locks: Path = LOCKS) -> Top:
-    """Look at this machine's cards, and at the runs in `folders`; of none, at those here and those alive."""
     found = found_in(folders or [Path()], None if folders else locks)
     runs = [of_folder(run) for run in found[:MOST_RUNS]]
     pids: list[int] = []
@@ -229,7 +227,7 @@ def look(cards: Cards, folders: Sequence[Path] = (), locks: Path = LOCKS) -> Top
 def found_in(roots: Sequence[Path], locks: Path | None = LOCKS) -> list[ObservedRun]:
     """Find every run in these folders and two levels below them, and those whose lock a process of `locks` holds.
 
-    Those that may be alive come first, then the newest. A folder or file that is a link is not followed.
+    Runs that may be alive come first, then the newest. Links are not followed.
     """
     paths = {
         file.parent for root in roots for depth in _DEPTHS for name in RECORDS for file in root.glob(f"{depth}{name}")
@@ -246,14 +244,13 @@ def _newness(run: ObservedRun) -> tuple[bool, float]:
 
 
 def of_folder(run: ObservedRun) -> LiveRun:
-    """Read the run in a folder as it is now; one that cannot be read says why."""
     path, said = run.path, state.read_now(run.path)
     values: Values = {"path": str(path), "kind": "run", "name": path.resolve().name, "label": state.read_label(path)}
     try:
         if (path / RECORD).is_file() or said is None:
             record = run.any_record()
             values |= {"kind": _KINDS[record.source], **_figures(run, record)}
-        else:  # it has only just begun, or never came as far as a record
+        else:  # it has only just begun, or ended before its record
             values["status"] = "running" if run.is_locked() else "killed"
     except (UserError, OSError, ValueError) as error:  # ValueError and OSError: it went away between two readings
         return LiveRun(**{**values, "where": "nowhere", "phase": "unreadable", "problem": str(error)})
@@ -280,7 +277,7 @@ def _processes(path: Path, said: state.Now) -> Iterator[int]:
 
 
 def _figures(run: ObservedRun, record: RunRecord) -> Values:
-    """Return what the record and the newest lines say; while a run goes on, the lines come first."""
+    """Return the figures of the record and the newest lines; while a run continues, the lines come first."""
     alive, (last, evaluation, recent_s) = record.status == "running", _tail(run.path)
     step = _step(record, _whole(last.get("step")), alive=alive)
     steps, tokens, last_s = record.steps_asked, _number(last.get("tokens")), _number(last.get("step_s"))
@@ -308,7 +305,6 @@ def _figures(run: ObservedRun, record: RunRecord) -> Values:
 
 
 def _step(record: RunRecord, last: int | None, *, alive: bool) -> int | None:
-    """Return how many steps are done, of a watched command the number of the last one."""
     if isinstance(record, WatchedRun):
         return last if alive else record.last_step
     if not alive or last is None:
@@ -317,7 +313,7 @@ def _step(record: RunRecord, last: int | None, *, alive: bool) -> int | None:
 
 
 def _sampled(path: Path) -> int | None:
-    """Return what a watched command's processes hold: on the cards, else in the computer's memory."""
+    """Return the memory of a watched command's processes: on the cards, else on the host."""
     sample = next(reversed(newest_lines(path / "samples.jsonl")), {})
     cards = [card for card in sample.get("cards") or () if isinstance(card, dict)]
     return sum(_whole(card.get("ours_bytes")) or 0 for card in cards) or _whole(sample.get("rss_bytes"))
@@ -350,7 +346,6 @@ def _tail(path: Path) -> tuple[Values, Values, list[float]]:
 
 
 def _number(value: Any) -> float | None:
-    """Return a finite number; None for anything else."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if is_number and abs(value) < _MOST else None
 

@@ -1,4 +1,6 @@
-"""`analyse`: what a training log means. The steady step, what took longer and why, the config held against the log."""
+"""`analyse`: the meaning of a training log: the steady step, what took longer and why, the config checked against the
+log.
+"""
 
 import math
 from collections.abc import Callable
@@ -41,7 +43,7 @@ TokensSource = Literal["config", "log", "rate", "unknown"]
 
 
 class Losses(Record):
-    """Losses of the log; `val_unit` is what validation losses count. None where nothing finite was printed."""
+    """Losses of the log; `val_unit` is the unit of validation losses. None where nothing finite was printed."""
 
     first_loss: float | None
     last_loss: float | None
@@ -53,8 +55,9 @@ class Losses(Record):
 
 
 class LoggedMemory(Record):
-    """The highest figures that the log has: held by tensors (allocated), in use at one moment (active), kept by the
-    allocator (reserved), in use on the card by everybody (device)."""
+    """The peaks in the log: held by tensors (allocated), in use at one moment (active), held by the allocator
+    (reserved), in use on the card by all (device).
+    """
 
     allocated_bytes: int | None
     active_bytes: int | None
@@ -63,8 +66,6 @@ class LoggedMemory(Record):
 
 
 class Remaining(Spending):
-    """From the last line to the end of the run, by the same power model as a plan."""
-
     steps: int
     total_steps: int
     evaluations: int
@@ -73,11 +74,11 @@ class Remaining(Spending):
 
 
 class LogAnalysis(Record):
-    """The answer. `steady_low_s` to `steady_high_s` hold nine of ten steady steps; `steady_steps` is their number; None
-    where the log has no times. `step_time` says where they are from; `mean_step_s`: of the whole run, as its end says.
+    """`steady_low_s` to `steady_high_s` hold nine of ten steady steps; `steady_steps` is their number; None where the
+    log has no times. `step_time`: their source; `mean_step_s`: of the whole run, from its end.
 
-    `tokens_source` says where `tokens_per_step` is from: config, log, or rate (printed tokens/s times printed time).
-    `tokens_per_s` is by these, else as printed; `tokens_per_gpu_s`, where one card's are printed.
+    `tokens_source`: of `tokens_per_step`: config, log, or rate (printed tokens/s times printed time). `tokens_per_s` is
+    by these, else as printed; `tokens_per_gpu_s`, where one card's are printed.
     """
 
     name: str
@@ -119,7 +120,7 @@ class LogAnalysis(Record):
 def analyse(
     log: TrainingLog, *, name: str = "log", config: RunConfig | None = None, gpu: Gpu | None = None
 ) -> LogAnalysis:
-    """Analyse a log; with a config also MFU, the checks, the forecast; with a card also shares of its peak."""
+    """Analyse a log; a config adds MFU, checks and forecast; a card adds shares of its peak."""
     steps = log.steps
     interval = log_interval(log)
     own = config if log.program.has_config else None
@@ -148,8 +149,9 @@ def analyse(
 
 
 def pace_of(log: TrainingLog, config: RunConfig | None) -> Pace | None:
-    """Find the steady step; None where the log has no times, or those of first steps alone. Raises UserError where the
-    times cannot be."""
+    """Find the steady step; None where the log has no times, or only first steps'. Raises UserError for impossible
+    times.
+    """
     return steady(log, config) if log.times and not has_only_first_steps(log) else None
 
 
@@ -163,7 +165,7 @@ def _pace(pace: Pace | None) -> dict[str, Any]:
 
 
 def mean_step_s(log: TrainingLog) -> float | None:
-    """Return the mean step of the whole run, evaluations and saves included, as the end of the log says it."""
+    """Return the mean step of the whole run, evaluations and saves included, from the end of the log."""
     header = log.header
     return header.run_s / header.run_steps if header.run_s and header.run_steps else None
 
@@ -234,7 +236,6 @@ def _remaining(
     log: TrainingLog, pace: Pace, slower: tuple[Disturbance, ...], config: RunConfig | None, gpu: Gpu | None,
     mfu: float | None,
 ) -> Remaining | None:  # fmt: skip
-    """Estimate the rest at the pace of the last steps; at best as the steady ones, at worst as disturbed as so far."""
     recent_s, steady_s = pace.recent_s, pace.median_s
     total = log.header.total_steps or (config.max_iters if config else None)
     if total is None:
@@ -258,7 +259,7 @@ def _remaining(
 
 
 def _evaluation_interval(log: TrainingLog, config: RunConfig | None) -> int | None:
-    """Return the steps between evaluations: as the log has it, else the config."""
+    """Return the steps between evaluations: the log's, else the config's."""
     distances = sorted(b - a for a, b in pairwise(sorted({e.step for e in log.evaluations})))
     if distances:
         return distances[len(distances) // 2]
@@ -269,7 +270,7 @@ def _whole_run(
     log: TrainingLog, pace: Pace | None, slower: tuple[Disturbance, ...], remaining: Remaining | None,
     config: RunConfig | None, gpu: Gpu | None, mfu: float | None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Add up what the log shows so far and the time left, both of the same evaluations and the same pace."""
+    """Add up the log's time so far and the time left, both with the same evaluations and pace."""
     if remaining is None or pace is None:
         return {"whole_run_s": None, "whole_run_energy_j": None, "whole_run_cost": None}
     so_far_s, left = _so_far_s(log, pace.median_s, slower), remaining.time_s
@@ -281,9 +282,9 @@ def _whole_run(
 
 
 def _so_far_s(log: TrainingLog, steady_s: float, slower: tuple[Disturbance, ...]) -> float:
-    """Add up the printed times, the steady time for each other step, and the evaluations that such steps had.
+    """Add up the printed times, the steady time for each other step, and the evaluations in such steps.
 
-    Steps that a resume did again count once more, as they took their time.
+    Steps that a resume repeated count again, as they took their time.
     """
     printed, unprinted, stands_for = 0.0, 0, spans(log, log_interval(log))
     for segment in log.steps.segments():
@@ -297,16 +298,16 @@ def _so_far_s(log: TrainingLog, steady_s: float, slower: tuple[Disturbance, ...]
 
 
 SOURCE = "the log"
-# What says that a config is one of nanoGPT's.
+# These options mark a config as nanoGPT's.
 _SHAPE = set(named(lambda each: each.from_weights and each.nanogpt == "has"))
 
 
 def config_of(
     resolved: ResolvedConfig | None, log: TrainingLog | None, find: Callable[[str], DatasetInfo | None] | None = None
 ) -> RunConfig | None:
-    """Return the config with what the log printed over it; a vocabulary that neither sets is the dataset's.
+    """Return the config with the log's values over it; a vocabulary in neither is the dataset's.
 
-    `find`: how a dataset is looked for, as `data.corpus.data_of_config` has it.
+    `find`: looks for a dataset, as in `data.corpus.data_of_config`.
     """
     if resolved is None:
         return None
@@ -320,7 +321,7 @@ def as_printed(resolved: ResolvedConfig, log: TrainingLog) -> ResolvedConfig:
     typed = {key for key, source in resolved.sources.items() if source.startswith("--")}
     found = {key: value for key, value in printed(log).items() if key not in typed}
     model = found.get("init_from")
-    if model in GPT2_SHAPES and model != resolved.config.init_from:  # which brings its shape
+    if model in GPT2_SHAPES and model != resolved.config.init_from:  # it brings its shape
         own = {key: getattr(resolved.config, key) for key in ("block_size", "vocab_size") if key in resolved.sources}
         found = own | found
         weights_file.apply(found, dict.fromkeys(found, SOURCE))
@@ -330,7 +331,7 @@ def as_printed(resolved: ResolvedConfig, log: TrainingLog) -> ResolvedConfig:
 
 
 def of_watched(config: RunConfig | None, log: TrainingLog | None) -> RunConfig | None:
-    """Return a watched command's config as its log says: nanoGPT takes the vocabulary of its data alone."""
+    """Return a watched command's config by its log: nanoGPT takes the vocabulary of its data alone."""
     if config is None or log is None:
         return config
     said = {"vocab_size": log.header.vocab_size} if log.header.vocab_size else {}
@@ -338,7 +339,7 @@ def of_watched(config: RunConfig | None, log: TrainingLog | None) -> RunConfig |
 
 
 def of_tracked(tracked: Tracked) -> RunConfig | None:
-    """Return the config of a run that a tracker has kept: ours, or nanoGPT's own; None of any other program's."""
+    """Return the config of a tracked run: ours, or nanoGPT's own; None of any other program's."""
     known = {key: value for key, value in tracked.config.items() if key in OPTIONS}
     if not tracked.is_ours and _SHAPE - known.keys():
         return None
@@ -350,7 +351,6 @@ def printed(log: TrainingLog) -> dict[str, Any]:
 
 
 def laid_over(config: RunConfig, values: dict[str, Any]) -> RunConfig:
-    """Return the config with these values, without any that no such option can have."""
     try:
         return RunConfig.model_validate({**config.model_dump(), **values})
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""Does the config belong to the log? Every figure that both state is compared; and what the log hides."""
+"""Checks of the config against the log, by every figure that both have; and hidden facts of the log."""
 
 import math
 from statistics import median
@@ -18,8 +18,9 @@ CLOCK_HEADROOM = 1.1  # a cool card clocks above the boost clock that its peak i
 
 
 class Utilization(Record):
-    """One speed on one card. Shares of one; None where no source states the peak, or nothing is recomputed.
-    `peak_flop_per_s` is dense, with fp32 accumulation. `clock_` figures refer to the peak at `clock_ghz`."""
+    """One speed on one card. Shares of one; None where no source has the peak, or nothing is recomputed.
+    `peak_flop_per_s` is dense, with fp32 accumulation. `clock_` figures refer to the peak at `clock_ghz`.
+    """
 
     gpu_name: str
     dtype: Dtype
@@ -43,18 +44,17 @@ class Utilization(Record):
 
     @property
     def impossible(self) -> bool:
-        """Return whether it is more than the card can do, even without masked attention and at the run's own clock."""
+        """Return whether it is more than the card can do, even with masked attention and at the run's own clock."""
         peak = self.clock_peak_flop_per_s or self.peak_flop_per_s
         return peak is not None and self.tokens_per_s * self.causal_flops_per_token > CLOCK_HEADROOM * peak
 
 
 def recomputed_flops_per_token(config: RunConfig) -> int:
-    """Return what activation checkpointing computes a second time: the forward pass of checkpointed blocks."""
+    """Return the FLOPs of the recomputed forward pass of checkpointed blocks."""
     return config.checkpointed * ModelShape.of(config).block_forward_flops_per_token
 
 
 def peak_at_clock(gpu: Gpu, dtype: Dtype, clock_ghz: float) -> float | None:
-    """Return SM × FLOP per clock and SM × clock; None where the catalogue lacks one of them."""
     peak = gpu.peak_flop_per_s(dtype)
     if peak is None:
         return None
@@ -68,9 +68,9 @@ def peak_at_clock(gpu: Gpu, dtype: Dtype, clock_ghz: float) -> float | None:
 def utilization(
     config: RunConfig, gpu: Gpu, step_s: float, *, tokens_per_step: int | None = None, clock_ghz: float | None = None
 ) -> Utilization:
-    """Return the shares of the card that a step time of this config is. `clock_ghz`: the mean SM clock of the run.
+    """Return this step time as shares of the card. `clock_ghz`: the mean SM clock of the run.
 
-    `tokens_per_step`: where the run is known to have had others than the config says.
+    `tokens_per_step`: where the run is known to have had others than the config.
     """
     dtype, _ = choose_dtype(config, gpu)
     shape = ModelShape.of(config)
@@ -97,15 +97,15 @@ def utilization(
 
 _DECAY = 0.9  # nanoGPT's running mfu: 0.9 of the old, 0.1 of the new
 _MFU_TOLERANCE = 0.03
-_GPUS = (2, 3, 4, 6, 8, 16, 32, 64)  # each prints the mfu of its own share; far apart enough to be told apart
+_GPUS = (2, 3, 4, 6, 8, 16, 32, 64)  # each prints the mfu of its own share; far enough apart to be distinguished
 _RATE_TOLERANCE = 0.1  # llm.c prints a running mean
-_RATE_VARIES = 0.005  # of the times; rounded rates, such as 17.4k, may stay the same within that
+_RATE_VARIES = 0.005  # of the times; rounded rates, such as 17.4k, may repeat within that
 _ENOUGH = 5  # steps
 _OTHER_LOSSES = {"a preference loss": "preference_loss", "a policy loss": "policy_loss"}
 
 
 class Finding(Record):
-    """Something that the log shows: an id of a text and its values."""
+    """The id of a text and its values."""
 
     id: str
     tone: Literal["good", "warn", "bad", "plain"]
@@ -146,7 +146,7 @@ def rate_tokens(log: TrainingLog) -> float | None:
 
 
 def has_constant_rate(log: TrainingLog) -> bool:
-    """Return whether tokens/s stay the same to the last digit while the times vary: then they are no rate."""
+    """Return whether tokens/s stay the same to the last digit while the times vary: then they are not a rate."""
     later = [i for segment in log.steps.segments() for i in segment[1:]]
     pairs = [(r, t) for i in later if math.isfinite((r := log.steps.tokens_per_s[i]) * (t := log.steps.time_s[i]))]
     rates, times = {rate for rate, _ in pairs}, sorted(time_s for _, time_s in pairs)
@@ -188,7 +188,7 @@ def _mismatches(log: TrainingLog, config: RunConfig) -> list[Finding]:
         found.append(Finding(id="differs.tokens_per_step", tone="bad", values=values))
     for key, logged in log.header.settings.items():
         configured = getattr(config, key, None) if key in type(config).model_fields else None
-        # Numbers and switches only: names of folders and projects say nothing about what was trained.
+        # Numbers and switches only: names of folders and projects tell nothing about the training.
         if isinstance(configured, int | float) and key != "wandb_log" and logged != configured:
             values = {"key": key, "log": str(logged), "config": configured}
             found.append(Finding(id="differs.override", tone="bad", values=values))
@@ -196,13 +196,13 @@ def _mismatches(log: TrainingLog, config: RunConfig) -> list[Finding]:
 
 
 def _mfu(log: TrainingLog, config: RunConfig) -> list[Finding]:
-    """Hold nanoGPT's printed mfu, which says how many FLOPs its config takes a step, against the config."""
+    """Check nanoGPT's printed mfu, which implies the FLOPs per step of its config, against the config."""
     printed, flops = _printed_flops(log) if log.format == "nanogpt" else (0.0, [])
     if not flops:
         return []
     ratio = ModelShape.of(config).flops_per_token * config.tokens_per_step / median(flops)
     values = {"printed": printed, "expected": printed * ratio}
-    # The mfu is printed to 0.01 %, which is coarse where it is small.
+    # The mfu is printed to 0.01%, which is coarse where it is small.
     if abs(ratio - 1) <= _MFU_TOLERANCE + 0.00005 / printed:
         return [Finding(id="mfu_agrees", tone="good", values=values)]
     processes = next((n for n in _GPUS if abs(ratio / n - 1) <= _MFU_TOLERANCE), 0)
@@ -212,7 +212,7 @@ def _mfu(log: TrainingLog, config: RunConfig) -> list[Finding]:
 
 
 def _printed_flops(log: TrainingLog) -> tuple[float, list[float]]:
-    """Return (the last mfu, FLOPs a step by each printed one). The mean that nanoGPT runs is run along with it."""
+    """Return (the last mfu, FLOPs per step by each printed one), by following nanoGPT's running mean."""
     rate, printed = math.nan, 0.0
     flops = []
     for time_s, mfu in zip(log.steps.time_s, log.steps.logged_mfu, strict=True):

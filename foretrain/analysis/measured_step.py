@@ -1,7 +1,7 @@
-"""How long a step of a run took: one definition, for `runs`, `compare`, `explain`, `report` and the page.
+"""A run's step time: one definition for `runs`, `compare`, `explain`, `report` and the page.
 
-It is the median of the run's steady steps as metrics.jsonl has them: without the first steps of each start, slow-downs
-that last, and single slow steps. Of a resumed run, every start counts that had as many ranks as the last one.
+It is the median of the run's steady steps in metrics.jsonl: without the first steps of each start, lasting slow-downs,
+and single slow steps. Of a resumed run, every start counts that had as many ranks as the last one.
 """
 
 import math
@@ -31,8 +31,9 @@ Kind = Literal["compilation", "evaluation", "evaluation_and_saving", "saving", "
 
 
 class Disturbance(Record):
-    """Steps that took longer for one reason. `lost_s`: beyond the steady step, all together; `each_s`: the median.
-    `slower_factor`: the median of them over the steady step, 1.1 for 10% slower."""
+    """Steps that took longer for one reason. `lost_s`: beyond the steady step, all together; `each_s`: their median.
+    `slower_factor`: their median over the steady step, 1.1 for 10% slower.
+    """
 
     kind: Kind
     count: int
@@ -57,9 +58,8 @@ class Pace:
 
 
 def steady(log: TrainingLog, config: RunConfig | None) -> Pace:
-    """Find the steady step: without first steps, evaluations, saves, slow-downs and spikes.
-
-    Raises UserError where no step has a time.
+    """Find the steady step: without first steps, evaluations, saves, slow-downs and spikes. Raises UserError where no
+    step has a time.
     """
     ordinary = _ordinary(log, config)
     if not ordinary:
@@ -67,7 +67,7 @@ def steady(log: TrainingLog, config: RunConfig | None) -> Pace:
     times = log.steps.time_s
     windows = _windows(ordinary)
     middles = [median(times[i] for i in window) for window in windows]
-    # The level of the faster windows: a card that throttled for most of a run is measured against when it did not.
+    # The level of the faster windows: a card that throttled for most of a run is compared with when it did not.
     level_s = sorted(middles)[(len(middles) - 1) // 4]
     noise_s = _noise(times, windows, middles)
     limit_s = max(level_s * (1 + SLOWER), level_s + 5 * noise_s / math.sqrt(len(windows[0])))
@@ -93,7 +93,7 @@ def has_only_first_steps(log: TrainingLog) -> bool:
 
 
 def log_of(numbers: Sequence[int], times_s: Sequence[float], starts: list[int]) -> TrainingLog:
-    """Make a log of step times from elsewhere, nothing else within them. `starts`: index of each segment's."""
+    """Make a log of step times from elsewhere. `starts`: index of each segment's first."""
     unknown = array("d", [math.nan] * len(numbers))
     steps = Steps(
         number=array("q", numbers), time_s=array("d", times_s), loss=unknown, logged_mfu=unknown, tokens_per_s=unknown,
@@ -103,7 +103,7 @@ def log_of(numbers: Sequence[int], times_s: Sequence[float], starts: list[int]) 
 
 
 def _evaluates(log: TrainingLog, config: RunConfig | None, i: int) -> int:
-    """Count what happened within the step. Where a log lacks its evaluation lines, the config says when they were."""
+    """Count what happened within the step, by the config where a log lacks its evaluation lines."""
     happened = log.steps.happened[i]
     if config is not None and log.program.times_evaluation and log.steps.number[i] % config.eval_interval == 0:
         return happened or (0 if log.evaluations else EVALUATED)
@@ -140,7 +140,7 @@ def _noise(times: Sequence[float], windows: list[list[int]], middles: list[float
 
 
 def _slow_windows(windows: list[list[int]], slow: list[bool]) -> tuple[tuple[int, ...], ...]:
-    """Return runs of at least two slow windows: what lasts. One alone is a handful of spikes."""
+    """Return runs of at least two slow windows; a single one is a few spikes."""
     found = []
     for is_slow, group in groupby(zip(windows, slow, strict=True), key=lambda pair: pair[1]):
         run = [window for window, _ in group]
@@ -171,8 +171,9 @@ def _quantile(values: list[float], share: float) -> float:
 
 
 def disturbances(log: TrainingLog, pace: Pace, config: RunConfig | None, interval: int) -> tuple[Disturbance, ...]:
-    """Return what took longer, by reason. A slow-down is taken to have lasted between the printed steps as well; of
-    others, only what a mean over those steps shows."""
+    """Return what took longer, by reason. A slow-down also covers the unprinted steps in between; other reasons only
+    show in a mean over them.
+    """
     times = log.steps.time_s
     groups: dict[Kind, list[int]] = {"compilation": _compiling(log, pace)}
     taken = {i for indices in (groups["compilation"], *pace.slow) for i in indices}
@@ -192,7 +193,6 @@ def disturbances(log: TrainingLog, pace: Pace, config: RunConfig | None, interva
 
 
 def _compiling(log: TrainingLog, pace: Pace) -> list[int]:
-    """Return the slow steps at the head of each segment, one after the other."""
     found = []
     for segment in log.steps.segments():
         for i in segment[:FIRST_STEPS]:
@@ -228,12 +228,12 @@ def _disturbance(
     )  # fmt: skip
 
 
-CHANGED = 1.15  # how far the starts of a run are apart that is said to have changed its speed
+CHANGED = 1.15  # ratio between the starts of a run whose speed has changed
 CACHED_RUNS = 512
 
 
 class Start(Record):
-    """A stretch of a run between two starts of its process. `step_s`: its median, without its first line."""
+    """A part of a run between two starts of its process. `step_s`: its median, without its first line."""
 
     first_step: int
     last_step: int
@@ -246,7 +246,7 @@ class MeasuredStep(Record):
 
     @property
     def note(self) -> Note | None:
-        """Say that the speed changed when the run was resumed, with the slowest and the fastest start."""
+        """Note that the speed changed when the run was resumed, with the slowest and the fastest start."""
         slow = max(self.starts, key=lambda start: start.step_s)
         fast = min(self.starts, key=lambda start: start.step_s)
         if slow.step_s < CHANGED * fast.step_s:
@@ -273,15 +273,16 @@ def starts_of(lines: Sequence[dict[str, Any]], resumed_from: tuple[int, ...]) ->
 
 
 def pace_of_lines(lines: Sequence[dict[str, Any]], starts: list[int]) -> Pace:
-    """Return the steady steps among these lines. Evaluations are not within their times."""
+    """Return the steady steps of these lines. Evaluations are not within their times."""
     return steady(log_of([line["step"] for line in lines], [line["step_s"] for line in lines], starts), None)
 
 
 def steady_times(
     numbers: Sequence[int], times_s: Sequence[float], starts: list[int] | None = None
 ) -> tuple[tuple[float, ...], tuple[int, ...]]:
-    """Return (the steady step times, which step since its start each was). `starts`: the index of each; None: by the
-    numbers."""
+    """Return (the steady step times, each one's step since its start). `starts`: the index of each; None: by the
+    numbers.
+    """
     times = [time_s if 0 < time_s < 1e9 else math.nan for time_s in times_s]
     if not any(math.isfinite(time_s) for time_s in times):
         return (), ()
@@ -300,8 +301,9 @@ def since_start(log: TrainingLog, indices: Sequence[int]) -> tuple[int, ...]:
 def measured(
     metrics: Sequence[dict[str, Any]], resumed_from: tuple[int, ...], world_from: int = 0
 ) -> MeasuredStep | None:
-    """Measure a run's step by its metrics; None where none was logged. `world_from`: the step from which on as many
-    ranks trained as in the end."""
+    """Measure a run's step by its metrics; None where none was logged. `world_from`: the first step with the final
+    number of ranks.
+    """
     lines = [line for line in step_lines(metrics) if line["step"] >= world_from]
     if not lines:
         return None
@@ -320,7 +322,6 @@ def measured(
 
 
 def of_run(directory: RunDirectory, record: TrainedRun) -> MeasuredStep | None:
-    """Measure the step of a run; its metrics are read once for each state of the file."""
     path = directory.path / "metrics.jsonl"
     try:
         found = path.stat()
@@ -340,7 +341,6 @@ def _read(
 
 
 def with_measured_step(directory: RunDirectory, record: TrainedRun) -> TrainedRun:
-    """Put this time of a step into the record, with the speed and MFU that follow."""
     found = of_run(directory, record)
     if found is None:
         return record

@@ -1,6 +1,6 @@
-"""Why a run took the memory and time that it took: predicted beside measured, piece by piece, and what went wrong.
+"""A run's memory and time: predicted beside measured, piece by piece, and what went wrong.
 
-Of a run that foretrain trained, and of a Trainer's with ForetrainCallback.
+For a run that foretrain trained, or a Trainer's with ForetrainCallback.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,7 +30,7 @@ STEP_PHASES = ("steady_step", "first_step")
 
 
 class Piece(Record):
-    """Bytes of one part of the memory; a part is None on a side that does not know it. `sum`: of those before it."""
+    """Bytes of one part of the memory; None on a side that does not know it. `sum`: of those before it."""
 
     id: str
     predicted_bytes: int | None
@@ -49,12 +49,12 @@ class TimePiece(Record):
 
 
 class OutOfMemory(Record):
-    """One time that memory ran out, as the run wrote it down; None where it could not be known.
+    """One out-of-memory error, as the run recorded it; None where unknown.
 
-    `over_bytes`: how far the request was beyond what the device, or the limit, had left. `unused_bytes`: reserved by
-    PyTorch and not allocated. `context_bytes`: of the run's process besides that. `outside_bytes`: in use besides what
-    PyTorch reserved, where nothing tells its context from other programs. `rest_bytes`: activations, logits,
-    temporaries. `fatal`: it ended the run. `expandable_segments`: whether its PyTorch has them.
+    `over_bytes`: the request beyond what the device, or the limit, had left. `unused_bytes`: reserved by PyTorch and
+    not allocated. `context_bytes`: of the run's process besides that. `outside_bytes`: in use besides what PyTorch
+    reserved, where its context cannot be told from other programs. `rest_bytes`: activations, logits, temporaries.
+    `fatal`: it ended the run. `expandable_segments`: whether its PyTorch has them.
     """
 
     phase: str
@@ -82,7 +82,7 @@ class OutOfMemory(Record):
 
     @property
     def fragmented(self) -> bool:
-        """Return whether what was free in pieces would have been enough as a whole."""
+        """Return whether the free pieces together would have been enough."""
         if self.asked_bytes is None or self.unused_bytes is None or self.free_bytes is None:
             return False
         return self.unused_bytes + self.free_bytes >= self.asked_bytes
@@ -91,10 +91,10 @@ class OutOfMemory(Record):
 class RunExplanation(Record):
     """The answer for one run. `phase`: the one whose memory the pieces are of.
 
-    `steps_logged` of `steps_to_log`: what metrics.jsonl still tells of, and what such a run writes. `process`: the
-    memory of the whole process, where that was measured; `step`: the steady step. Each has the forecast's. `ranks`: of
-    several; `memory` and `phases` are the first one's. `limit`: how near the steady step is to what the device can do;
-    `calibrate_first`: that is not known, as nobody calibrated the device here. `scores`: of `foretrain eval`.
+    `steps_logged` of `steps_to_log`: those in metrics.jsonl, and those of a complete one. `process`: the memory of the
+    whole process, where measured; `step`: the steady step. Each has the forecast's. `ranks`: of several; `memory` and
+    `phases` are the first one's. `limit`: how near the steady step is to what the device can do; `calibrate_first`:
+    unknown, as the device was never calibrated here. `scores`: of `foretrain eval`.
     """
 
     run_id: str
@@ -157,19 +157,18 @@ def explain_run(
 
 
 def _phase(record: TrainedRun) -> MeasuredPhase | None:
-    """Return the measured phase of a step, in which weights, moments and what backward keeps were measured too."""
+    """Return the measured phase of a step that has weights, moments and saved tensors too."""
     found = (record.memory.phase(name) for name in STEP_PHASES)
     return next((phase for phase in found if phase is not None and phase.allocated_bytes), None)
 
 
 def _memory(plan: Plan, record: TrainedRun, phase: MeasuredPhase | None) -> tuple[Piece, ...]:
-    """Return weights, optimizer states and the rest to the peak; then what is reserved, and the whole process."""
     memory, measured = plan.memory_of("foretrain"), record.memory
     predicted = next((p for p in memory.phases if phase is not None and p.phase == phase.phase), memory.worst)
     at_peak = {component.id: component.size_bytes for component in predicted.components}
     weights, optimizer = at_peak.get("weights"), at_peak.get("optimizer", 0)
     peak = phase.allocated_bytes if phase else None
-    # The states appear at the end of the first step; where its peak was before that, they are not part of it.
+    # The states appear at the end of the first step; an earlier peak does not hold them.
     states = measured.optimizer_bytes if optimizer else 0
     pieces = [
         Piece(id="weights", predicted_bytes=weights, measured_bytes=measured.weights_bytes),
@@ -194,7 +193,6 @@ def _memory(plan: Plan, record: TrainedRun, phase: MeasuredPhase | None) -> tupl
 
 
 def _process(plan: Plan, piece: Piece) -> Row | None:
-    """Compare the process's memory with its forecast, whose range is far wider than that of the tensors."""
     if not piece.predicted_bytes or not piece.measured_bytes:
         return None
     most = plan.memory_of("foretrain").neediest
@@ -241,7 +239,6 @@ def _asides(metrics: Lines, events: Lines, timing: Timing | None = None) -> list
 def _time(
     plan: Plan, record: TrainedRun, metrics: list[dict[str, Any]], events: list[dict[str, Any]], pace: RunPace | None
 ) -> tuple[TimePiece, ...]:
-    """Return steps at their steady pace, what was lost beyond it, evaluations, saving, and the rest of the time."""
     timing, wall = plan.foretrain_timing, record.wall_s
     pieces: list[TimePiece] = []
     earlier = _earlier(metrics, record.world_from)
@@ -270,7 +267,7 @@ def _time(
 
 
 def _earlier(metrics: list[dict[str, Any]], world_from: int) -> TimePiece | None:
-    """Sum up the steps that another number of ranks made; the lines tell the mean of those since the one before."""
+    """Sum up the steps of another number of ranks; a line has the mean of those since the one before."""
     spent, before = 0.0, -1
     for line in step_lines(metrics):
         if line["step"] < world_from:
@@ -295,7 +292,7 @@ def _step(plan: Plan, pace: RunPace | None, machine: MachineLoad | None) -> Row 
 
 
 def failures_of(record: RunRecord, events: Lines) -> tuple[OutOfMemory, ...]:
-    """Return every time that memory ran out; the last one ended the run where the record says that memory did."""
+    """Return every out-of-memory error; the last one ended the run where the record says so."""
     found = []
     for event in events:
         values = event.get("values")
@@ -308,7 +305,7 @@ def failures_of(record: RunRecord, events: Lines) -> tuple[OutOfMemory, ...]:
 
 
 def failure_of(values: dict[str, Any]) -> OutOfMemory:
-    """Read an event's values, or what a message says; what is no whole number counts as not known."""
+    """Read an event's values, or a message's; what is not a whole number is unknown."""
 
     def whole(key: str) -> int | None:
         value = values.get(key)
@@ -350,9 +347,9 @@ def _remedies(record: TrainedRun, failures: tuple[OutOfMemory, ...]) -> tuple[Re
 class TrainerRunExplanation(Record):
     """The answer for one run of a Trainer.
 
-    `forecast`: the one from before the first step, of the longest sequences that came then. `phases`: allocated bytes
-    of each; `reserved`: what the allocator took for them on a card; `step`: without the first ones. `changes`: what
-    would have saved a run that memory ended.
+    `forecast`: from before the first step, of the longest sequences that came then. `phases`: allocated bytes of each;
+    `reserved`: by the allocator on a card; `step`: without the first ones. `changes`: what would have prevented a fatal
+    out-of-memory error.
     """
 
     record: TrainerRun
@@ -375,7 +372,6 @@ def explain_directory(directory: RunDirectory) -> TrainerRunExplanation:
 
 
 def forecast_in(path: Path) -> FineTunePlan | None:
-    """Read the forecast that was made before the first step. Raises UserError for a damaged one."""
     file = path / PLAN
     if not file.is_file():
         return None
@@ -413,7 +409,7 @@ def explain_trainer_run(
 def _with_seq_len(forecast: FineTunePlan, seq_len: int) -> FineTunePlan:
     try:
         return replanned(forecast, seq_len=seq_len)
-    except (UserError, ValueError):  # beyond what the model has positions for: the run's own business
+    except (UserError, ValueError):  # beyond the model's positions: the run's own business
         return forecast
 
 

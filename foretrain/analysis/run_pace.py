@@ -1,7 +1,7 @@
-"""Where a run's steps were slower than they could be, and what its own records say of the cause.
+"""Where a run's steps were slower than they could be, and the cause by its own records.
 
-Each line of metrics.jsonl is of the steps since the line before; what it says of the machine is held against what the
-steady lines say. A cause is named only where a figure shows it; the rest is `unknown`.
+Each line of metrics.jsonl is of the steps since the line before; its machine figures are compared with the steady
+lines'. A cause is named only where a figure shows it; the rest is `unknown`.
 """
 
 import math
@@ -36,7 +36,7 @@ OTHERS_CORES = 0.25  # more than usual
 
 
 class Slower(Record):
-    """Steps that took longer for one cause. `lost_s`: beyond the steady step, all together; `values`: what shows it."""
+    """Steps that took longer for one cause. `lost_s`: beyond the steady step, all together; `values`: the evidence."""
 
     cause: str
     steps: int
@@ -49,7 +49,8 @@ class Slower(Record):
 
 class RunPace(Record):
     """The steady step, nine of ten of which are from `low_s` to `high_s`, and all that was slower. `counted_steps` are
-    those of the lines; `data_wait_s` the sum that they say, None where they do not say."""
+    those of the lines; `data_wait_s` their sum, None where unknown.
+    """
 
     steady_s: float
     low_s: float
@@ -64,7 +65,7 @@ class RunPace(Record):
 
 
 class _Line:
-    """One line of steps: how many it covers, and what it says besides."""
+    """One line of steps: how many it covers, and its other figures."""
 
     def __init__(self, line: dict[str, Any], covers: int, head: bool) -> None:
         self.line, self.covers, self.head = line, covers, head
@@ -88,8 +89,9 @@ class _Line:
 def pace_of(
     metrics: list[dict[str, Any]], resumed_from: tuple[int, ...], *, compiled: bool, world_from: int = 0, world: int = 1
 ) -> RunPace | None:
-    """Find the pace of a run by its metrics; None where no step was logged. `world_from`: the step from which on
-    `world` ranks trained."""
+    """Find the pace of a run by its metrics; None where no step was logged. `world_from`: the first step with `world`
+    ranks.
+    """
     found = [line for line in step_lines(metrics) if line["step"] >= world_from]
     if not found:
         return None
@@ -122,7 +124,7 @@ def _lines(found: list[dict[str, Any]], starts: list[int], first_step: int) -> l
 
 
 def _heads(lines: list[_Line], pace: Pace) -> set[int]:
-    """Return the slow lines at the head of each start, one after the other."""
+    """Return the slow lines at the head of each start."""
     found: set[int] = set()
     limit_s = pace.median_s * (1 + FIRST_SLOWER) + 6 * pace.noise_s
     for start in (i for i, line in enumerate(lines) if line.head):
@@ -160,9 +162,9 @@ def _cause(line: _Line, usual: list[_Line], steady_s: float, world: int) -> str:
         if others is not None and usual_others is not None and others > usual_others + more:
             return cause
     cores, usual_cores = line.cores, _usual(usual, lambda one: one.cores)
-    # On a card the host waits, and how long says nothing; a process that computes uses the cores that it gets.
+    # On a card the host waits, and for how long tells nothing; a process that computes uses the cores that it gets.
     if clock is None and cores is not None and usual_cores is not None and cores < CORES_SHARE * usual_cores:
-        return "others_cpu" if world == 1 else "other_ranks"  # a rank that waits for others computes nothing
+        return "others_cpu" if world == 1 else "other_ranks"  # a waiting rank computes nothing
     return "unknown"
 
 
@@ -195,13 +197,14 @@ def logged_steps(record: TrainedRun, metrics: Sequence[dict[str, Any]]) -> tuple
 
 
 def much_is_lost(there: int, expected: int) -> bool:
-    """Return whether it is more than the few steps that are skipped for not being finite, or that a crash cut off."""
+    """Return whether it is more than the few steps that are skipped as not finite, or that a crash cut off."""
     return expected - there > max(2, 0.1 * expected)
 
 
 class RunLimit(Record):
-    """A run's steady step beside its limit on its device. `rest_s`: what its kernels do not account for: launching,
-    Python, fresh pages, caches; None where they were not calibrated."""
+    """A run's steady step beside its limit on its device. `rest_s`: unexplained by its kernels: launching, Python,
+    fresh pages, caches; None where uncalibrated.
+    """
 
     step_s: float
     share: float
@@ -211,14 +214,12 @@ class RunLimit(Record):
 
 
 def calibration_here(gpu: Gpu) -> Calibration | None:
-    """Return the calibration of a run's device, if that is this machine's."""
     here = devices.device_named(devices.CPU) if gpu.kind == "cpu" else devices.find_device(devices.HERE)
     return here.calibration if here and here.name == gpu.name else None
 
 
 def limit_of_run(record: TrainedRun, step_s: float, calibration: Calibration) -> RunLimit | None:
-    """Return the share of its limit that a run reaches; None where a peak for it was not measured, or several ranks
-    shared the step."""
+    """Return the share of its limit that a run reaches; None without a measured peak, or on several ranks."""
     if record.world > 1:
         return None
     gpu = record.gpu.model_copy(update={"calibration": calibration})
@@ -237,12 +238,12 @@ def limit_of_run(record: TrainedRun, step_s: float, calibration: Calibration) ->
 
 SignName = Literal["tokens_per_s", "mfu", "power_w", "temperature_c", "clock_ghz", "memory_bytes"]
 SIGNS: tuple[SignName, ...] = ("mfu", "tokens_per_s", "power_w", "temperature_c", "clock_ghz", "memory_bytes")
-MOST = 200  # points of a curve that are kept; its picture is small
+MOST = 200  # points of a curve; its picture is small
 MOST_SPANS = 60
 
 
 class Sign(Record):
-    """One curve: values at hours since the start. The unit stands in the name; mfu is a share of one."""
+    """One curve: values at hours since the start. The unit is in the name; mfu is a share of one."""
 
     name: SignName
     hours: tuple[float, ...]
@@ -258,7 +259,7 @@ class Throttled(Record):
 
 
 class VitalSigns(Record):
-    """`on_card`: whether a card was there to be asked; a CPU has no such figures."""
+    """`on_card`: whether there was a card; a CPU has no such figures."""
 
     signs: tuple[Sign, ...]
     throttled: tuple[Throttled, ...]
@@ -269,7 +270,7 @@ class VitalSigns(Record):
 
 
 def of_lines(lines: Sequence[dict[str, Any]], *, on_card: bool) -> VitalSigns:
-    """Read lines with `elapsed_s` and any of the signs, `clock_reasons` among them; others are passed over."""
+    """Read lines with `elapsed_s` and any of the signs, `clock_reasons` among them; others are skipped."""
     points: dict[SignName, list[tuple[float, float]]] = {name: [] for name in SIGNS}
     reasons: list[tuple[float, list[str]]] = []
     last_hours = -1.0
@@ -316,13 +317,13 @@ def _sign(name: SignName, found: list[tuple[float, float]]) -> Sign:
 
 
 def _spans(reasons: list[tuple[float, list[str]]]) -> tuple[Throttled, ...]:
-    """Join readings with the same reason to one span; of very many the longest are kept."""
+    """Join readings with the same reason into one span; of very many the longest are kept."""
     spans: list[Throttled] = []
     for reason in SLOWING:
         start, before = None, 0.0
         for hours, given in [*reasons, (reasons[-1][0] if reasons else 0.0, [])]:
             if reason in given and start is None:
-                start = before  # what a line says holds since the line before it
+                start = before  # a line's figure holds since the line before it
             elif reason not in given and start is not None:
                 spans.append(Throttled(reason=reason, from_hours=start, to_hours=before))
                 start = None

@@ -1,4 +1,4 @@
-"""What a memory snapshot of any PyTorch program says: how much was held, at the end, at the peak and where it ran out.
+"""The memory snapshot of any PyTorch program: memory at the end, at the peak and at failures.
 
 The format is that of predict/snapshot.py. Bytes at the end are those of the segments and their blocks. The history is
 counted backwards from them: what it does not show was there before. Live tensors are grouped by the stack that made
@@ -18,10 +18,10 @@ from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.snapshot import Recording, recording_of, requests_of
 
 # Frames are those of PyTorch's memory snapshots, innermost first: {"name", "filename", "line"}. The kind is a guess by
-# the names of modules, functions and files, and is told as one.
+# the names of modules, functions and files, and is shown as one.
 
 MAX_FRAMES, MAX_NAME = 80, 100
-# The first pattern that any frame matches, tried in this order, as inner frames of several kinds look alike.
+# The first pattern that any frame matches, in this order, as inner frames of several kinds look alike.
 _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (kind, re.compile(pattern, re.IGNORECASE))
     for kind, pattern in (
@@ -48,8 +48,8 @@ _PROFILED = re.compile(r"(.{1,80}?)\((\d{1,7})\): (.{1,80})", re.ASCII)
 _LIBRARY = re.compile(
     r"site-packages|dist-packages|[/\\]torch[/\\]|^torch|\.(?:cpp|h|cu|cc)$|^\?\?|^<frozen|libc|^$", re.IGNORECASE
 )
-# foretrain's own snapshots say the kind themselves, by the estimate's ids, and those that PyTorch makes of a profile
-# (torch/cuda/_memory_viz.py, _profile_to_snapshot) by torch.profiler's categories.
+# foretrain's own snapshots have the kind, by the estimate's ids, and PyTorch's from a profile
+# (torch/cuda/_memory_viz.py, _profile_to_snapshot) torch.profiler's categories.
 _CATEGORIES = {
     "weights": "weights", "gradients": "gradients", "optimizer": "optimizer", "batch": "batch", "logits": "logits",
     "activations": "activations", "weight_copies": "weights", "workspace": "workspace",
@@ -59,7 +59,7 @@ _CATEGORIES = {
 
 
 class Place(NamedTuple):
-    """Where an allocation was made. `made_by` is the innermost function, `where` the user's nearest line."""
+    """Where an allocation was made: `made_by` by the innermost function, `where` at the user's nearest line."""
 
     kind: str
     made_by: str
@@ -67,7 +67,7 @@ class Place(NamedTuple):
 
 
 def place_of(frames: Any, category: str = "") -> Place:
-    """Find the place in a list of frames; a snapshot may state a category. Malformed parts count as nothing."""
+    """Find the place in a list of frames; a snapshot may have a category. Malformed parts count as nothing."""
     found: list[tuple[str, str, int]] = []
     for frame in frames[:MAX_FRAMES] if isinstance(frames, list) else ():
         if isinstance(frame, dict):
@@ -76,7 +76,7 @@ def place_of(frames: Any, category: str = "") -> Place:
     kind = _CATEGORIES.get(category) or _CATEGORIES.get(category.partition(".")[0]) or _guess(found)
     if not found:
         return Place(kind, "", "")
-    if found[0][1] == "foretrain":  # names of tensors, not of functions; layers are counted together
+    if found[0][1] == "foretrain":  # names of tensors, not of functions, of all layers
         name = re.sub(r"\d+", "*", found[0][0])
         return Place(kind, found[1][0] if len(found) > 1 else "", name)
     own = next(((n, f, line) for n, f, line in found if f and not _LIBRARY.search(f)), None)
@@ -85,7 +85,7 @@ def place_of(frames: Any, category: str = "") -> Place:
 
 
 def _of_profile(name: str, file: str, line: int) -> tuple[str, str, int]:
-    """Take apart a profile's frame, which has all of it in the name, as 'model.py(88): forward', and no file."""
+    """Split a profile's frame, which has everything in its name, as 'model.py(88): forward'."""
     match = _PROFILED.fullmatch(name) if file == "none" else None
     if match is not None:
         return match[3], match[1], int(match[2])
@@ -111,7 +111,7 @@ def _text(value: Any) -> str:
 SCHEMA = "foretrain.snapshot/1"
 GROUPS, SEGMENTS, FAILURES = 24, 8, 8
 MOSTLY_EMPTY = 0.2  # of a segment in use
-MAX_REPLAYED = 400_000  # events that the simulator is asked to repeat
+MAX_REPLAYED = 400_000  # events that the simulator repeats
 _CHANGES = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 Advice = Literal[
     "expandable", "expandable_untried", "expandable_not_enough", "empty_segments", "logits", "activations", "optimizer",
@@ -131,8 +131,9 @@ class LiveGroup(Record):
 
 
 class Moment(Record):
-    """Memory at one moment. `before_bytes`: of allocated, what was there before the history begins. Of the peak and of
-    failures `allocated_bytes` is what was asked for; at the end it is with the allocator's rounding."""
+    """Memory at one moment. `before_bytes`: of allocated, what was there before the history begins. At the peak and at
+    failures `allocated_bytes` is as requested; at the end with the allocator's rounding.
+    """
 
     position: int
     allocated_bytes: int
@@ -143,10 +144,10 @@ class Moment(Record):
 
 
 class Failure(Record):
-    """A request that the card could not meet, as the history tells it.
+    """A request that the card could not meet, by the history.
 
-    `unused_bytes`: reserved and not allocated then. `fits_expandable`: whether the simulator, asked for the same in the
-    same order with expandable segments and as much of the card, meets it; None where the history is too short.
+    `unused_bytes`: reserved and not allocated then. `fits_expandable`: whether the simulator meets it with expandable
+    segments and as much of the card; None where the history is too short.
     """
 
     position: int
@@ -162,8 +163,6 @@ class Failure(Record):
 
 
 class EmptySegment(Record):
-    """A segment of which little is in use, and what holds it."""
-
     size_bytes: int
     used_bytes: int
     blocks: int
@@ -171,7 +170,7 @@ class EmptySegment(Record):
 
 
 class StreamShare(Record):
-    """`free_bytes` are reserved for one stream and in no use, and no other stream can take them."""
+    """`free_bytes` are reserved for one stream and unused, and no other stream can take them."""
 
     stream: int
     reserved_bytes: int
@@ -180,8 +179,9 @@ class StreamShare(Record):
 
 class SnapshotAnalysis(Record):
     """One device of one snapshot. `split_bytes`: free parts of segments in use, which only tensors that fit can take;
-    `cached_bytes`: segments that are wholly free, which empty_cache gives back. `from_profile`: made of a profile by
-    torch/cuda/_memory_viz.py, which knows no segments. `streams`: those with most reserved, where there are several."""
+    `cached_bytes`: wholly free segments, which empty_cache releases. `from_profile`: made of a profile by
+    torch/cuda/_memory_viz.py, which knows no segments. `streams`: those with most reserved, where there are several.
+    """
 
     name: str
     device: int
@@ -250,8 +250,6 @@ def _groups(alive: list[tuple[Place, int]]) -> tuple[tuple[LiveGroup, ...], dict
 
 
 class _Segments:
-    """The segments of a device, added up. They have been checked by of_snapshot."""
-
     def __init__(self, segments: list[Any], device: int, places: _Places) -> None:
         self.count = self.reserved = self.allocated = self.requested = self.pending = 0
         self.split = self.largest_split = self.cached = 0
@@ -285,7 +283,7 @@ class _Segments:
                 alive.append((places.of(block), size))
             else:
                 self.pending += size
-        if self.from_profile:  # its one segment is all addresses from the lowest to the highest
+        if self.from_profile:  # its only segment is all addresses from the lowest to the highest
             total, free = used, 0
         self.count += 1
         self.reserved += total
@@ -313,7 +311,7 @@ def _whole(value: Any, otherwise: int) -> int:
 
 
 class _History:
-    """A walk through a history: allocated (as asked for) and reserved after each entry, counted from its end."""
+    """A walk through a history: allocated (as requested) and reserved after each entry, counted from its end."""
 
     def __init__(self, recording: Recording, trace: list[dict[str, Any]], end: _Segments) -> None:
         self.entries, self.trace = recording.entries, trace
@@ -343,7 +341,6 @@ class _History:
         return peak_at, peak_reserved, failures
 
     def moment(self, position: int, places: _Places) -> Moment:
-        """Return the memory after the entry at this position, -1 for the beginning."""
         alive: dict[int, int] = {}
         allocated, reserved, before = self.before_allocated, self.before_reserved, self.before_allocated
         for i in range(position + 1):
@@ -362,7 +359,7 @@ class _History:
 
 
 def _fits_expandable(recording: Recording, failure: tuple[int, int, int], asked: int, free: int) -> bool | None:
-    """Ask the simulator for the same, with expandable segments and as much of the card as the program had."""
+    """Simulate the same with expandable segments and as much of the card as the program had."""
     position, _, reserved = failure
     if recording.settings.expandable_segments or position > MAX_REPLAYED:
         return None
@@ -376,7 +373,7 @@ def _fits_expandable(recording: Recording, failure: tuple[int, int, int], asked:
 def analyse(snapshot: Any, name: str, device: int | None = None) -> SnapshotAnalysis:
     """Analyse one device, by default the one that holds most. Raises ValueError with a sentence."""
     if isinstance(snapshot, dict) and not isinstance(snapshot.get("device_traces"), list):
-        snapshot = {**snapshot, "device_traces": [[]] * _devices(snapshot)}  # a state without a history is one too
+        snapshot = {**snapshot, "device_traces": [[]] * _devices(snapshot)}  # a state may have no history
     if isinstance(snapshot, dict) and not isinstance(snapshot.get("segments"), list):
         raise ValueError(f"{name}: has no segments, which every memory snapshot has")
     device = _busiest(snapshot) if device is None else device
@@ -419,7 +416,6 @@ def _devices(snapshot: dict[str, Any]) -> int:
 
 
 def _busiest(snapshot: Any) -> int:
-    """Return the device with most reserved; else that with most history."""
     sizes: Counter[int] = Counter()
     for segment in snapshot.get("segments", []) if isinstance(snapshot, dict) else []:
         if isinstance(segment, dict) and type(segment.get("device", 0)) is int:
@@ -442,7 +438,7 @@ def _failure(recording: Recording, trace: list[Any], found: tuple[int, int, int]
 
 
 def _advice(a: SnapshotAnalysis) -> tuple[Advice, ...]:
-    """Say what would help, the most first: rules on shares of what was alive when it mattered."""
+    """Return what would help, the most first: rules on shares of what was alive when it mattered."""
     found: list[Advice] = []
     moment = a.at_failure or a.peak or a.end
     total = max(1, moment.allocated_bytes)

@@ -1,9 +1,9 @@
-"""A memory snapshot in a file, read and analysed in a process of its own with a cap on memory and time.
+"""A memory snapshot in a file, read and analysed in a process with a cap on memory and time.
 
 python -P -m foretrain.analysis.snapshot_file FILE NAME DEVICE (-1: the device that holds most)
 
-A snapshot comes from anybody. Its pickle is read by an unpickler that knows plain values only, but even those can ask
-for any amount of memory; the cap follows from the file's size.
+A snapshot comes from anybody. Its unpickler knows plain values only, but even those can ask for any amount of memory;
+the cap follows from the file's size.
 """
 
 import json
@@ -28,14 +28,14 @@ _PICKLE = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))
 def looks_like_one(path: Path) -> bool:
     try:
         if path.suffix in (".pickle", ".pkl"):
-            return path.exists() and not path.is_dir()  # of a device that is called one, `read` says what it is
+            return path.exists() and not path.is_dir()  # `read` reports a device of that name
     except (OSError, ValueError):
         return False
     return first_bytes(path, 2) in _PICKLE
 
 
 def read(path: Path, device: int | None = None) -> SnapshotAnalysis:
-    """Analyse a file. Raises UserError 'data.snapshot…' with a sentence for what is none."""
+    """Analyse a file. Raises UserError 'data.snapshot…' with its fault."""
     try:
         with open_stream(path):
             size = path.stat().st_size

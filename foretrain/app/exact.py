@@ -117,7 +117,7 @@ def write_trace(trace: Trace, path: Path, settings: Settings) -> None:
         a = trace.allocations[id]
         shape = "×".join(str(side) for side in a.shape)
         what = f"{a.name or a.op} {shape} {a.dtype}"
-        return Label(what, frames=(a.category, a.module or a.op, trace.phase_at(a.born)))
+        return Label(what, frames=(a.category, a.module or a.op, trace.phase_at(a.allocated_at)))
 
     snapshot = snapshot_of(trace, label, settings)
     try:

@@ -1,4 +1,4 @@
-"""Redact what is private, and report a fault of foretrain itself."""
+"""Redaction of private data, and the report of a fault of foretrain itself."""
 
 import os
 import platform
@@ -18,7 +18,7 @@ from foretrain.base.errors import UserError
 from foretrain.base.installation import cache_folder
 
 _HIDDEN = "…"
-# A name that ends in `token` holds a secret, unless it is one of a vocabulary; so does one with any of _KEYS in it.
+# A name that ends in `token` holds a secret, except a vocabulary's; so does one with any of _KEYS in it.
 _VOCABULARY = (
     r"(?:[\w.-]*[-_.])?(?:pad|eos|bos|unk|mask|sep|cls|image|video|audio|start|end|stop|special|first|last|next)"
     r"[-_]?token(?![\w.-])"
@@ -78,18 +78,14 @@ def _redacted(word: str) -> str:
     return _VALUE.sub(_HIDDEN, _ADDRESS.sub(rf"\g<1>{_HIDDEN}@", word))
 
 
-# A bug of foretrain's own, told in one sentence: what went wrong, at which line, and the file that holds the rest.
-#
-# The traceback is for whoever fixes it, so it goes into a file of the user's, with the versions and the command
-# line.
-# FORETRAIN_DEBUG=1 shows it on the spot.
+# A bug of foretrain's own in one sentence: what went wrong, at which line, and the file with traceback, versions and
+# command line. FORETRAIN_DEBUG=1 shows the traceback on the spot.
 
 DEBUG = "FORETRAIN_DEBUG"
 PACKAGE = Path(__file__).parents[1]
 
 
 def unexpected_error(error: BaseException) -> UserError:
-    """Return the error that tells the user about a bug and names the file with its traceback."""
     if isinstance(error, MemoryError):
         return UserError("memory.computer")
     name, where, path = type(error).__name__, _where(error), _write_traceback(error)
@@ -103,7 +99,7 @@ def wants_traceback() -> bool:
 
 
 def in_child(work: Callable[[], None]) -> None:
-    """Do the work of a child process; of a bug, its sentence is printed on stderr, and the process ends with 1."""
+    """Do the work of a child process; a bug prints its sentence on stderr and ends the process with 1."""
     try:
         work()
     except UserError:
@@ -121,7 +117,7 @@ def _end(error: Exception) -> NoReturn:
 
 
 def watch_threads() -> None:
-    """From now on, a thread that dies of a bug prints its sentence instead of a traceback."""
+    """Let a thread with a bug print its sentence instead of a traceback."""
 
     def tell(ended: threading.ExceptHookArgs) -> None:
         if isinstance(ended.exc_value, Exception) and sys.stderr is not None:
@@ -131,7 +127,7 @@ def watch_threads() -> None:
 
 
 def _where(error: BaseException) -> str:
-    """Return foretrain's last line that was running, relative to the package, as paths of users are private."""
+    """Return foretrain's last line that was running, relative to the package, as users' paths are private."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if Path(frame.filename).is_relative_to(PACKAGE)]
     if not ours:
@@ -151,7 +147,6 @@ def _write_traceback(error: BaseException) -> str | None:
 
 
 def write_text_file(text: str, what: str) -> str | None:
-    """Write a text to a new file whose name begins with `what`; return its path, None where nothing can be written."""
     name = f"{what}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}.txt"
     for folder in (cache_folder() / "bugs", Path(tempfile.gettempdir())):
         try:

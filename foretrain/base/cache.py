@@ -21,8 +21,7 @@ _GZIP = 31  # zlib's window of 32 KiB within gzip's header and checksum
 
 @dataclass(frozen=True)
 class Cache:
-    """Answers of one kind, in a folder of their own. `most_bytes`: of a file that is read. `most_files`: that stay; 0:
-    all."""
+    """Answers of one kind, in a folder. `most_bytes`: of a file that is read. `most_files`: number to keep; 0: all."""
 
     folder: str
     compressed: bool = False
@@ -64,7 +63,6 @@ class Cache:
             self._prune(path.parent)
 
     def _prune(self, folder: Path) -> None:
-        """Remove the oldest files beyond `most_files`; another process may be removing them, too."""
         files = [str(path) for path in folder.glob(f"*{'[0-9a-f]' * 20}.json*")]  # and nothing of others'
         if len(files) <= self.most_files:
             return

@@ -1,4 +1,4 @@
-"""What a user can get wrong, as ids with values, and the one table of exit codes."""
+"""User errors as ids with values, and the table of exit codes."""
 
 from enum import IntEnum
 from typing import Any
@@ -40,7 +40,7 @@ EXIT_CODE_OF = {
 
 
 class UserError(Exception):
-    """A fault that the user can mend: an id such as 'data.too_short', and the values that its text needs."""
+    """A fault that the user can fix: an id such as 'data.too_short', and the values of its text."""
 
     def __init__(self, id: str, /, **values: Any) -> None:
         super().__init__(id, values)
@@ -59,7 +59,7 @@ _OF_THE_COMMAND = ("config.no_such_option", "config.no_such_option_near")  # whi
 
 
 class ConfigError(UserError):
-    """All problems of a configuration at once; each is an id with key, value and source."""
+    """All problems of a configuration; each is an id with key, value and source."""
 
     def __init__(self, problems: "list[UserError]") -> None:
         super().__init__("config.problems", count=len(problems))

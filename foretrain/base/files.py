@@ -1,4 +1,4 @@
-"""Read files of others within limits, and write own files so that a crash loses none."""
+"""Bounded reads of others' files, and writes of own files that survive a crash."""
 
 import contextlib
 import errno
@@ -20,13 +20,11 @@ from typing import Any, BinaryIO
 from foretrain.base.errors import UserError
 from foretrain.base.units import MIB, format_bytes
 
-# Writes that survive a crash: every change that a run makes to its folder, one call at a time.
-#
-# Whatever must survive is made of these calls, so that a test can stand at each of them: `watch` is given the call, its
-# path and its bytes before the call is made, and may count, wait, raise OSError or kill the process.
+# Writes that survive a crash. A test can stand at each call: `watch` gets the call, its path and its bytes before it is
+# made, and may count, wait, raise OSError or kill the process.
 
 CHUNK_BYTES = 1 << 20  # at most so much is written at a time
-# How a file is opened that must be our own: not through a link, and without waiting for a pipe's reader.
+# Open only our own file: not through a link, and without waiting for a pipe's reader.
 OWN = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 Watcher = Callable[[str, Path, int], None]
@@ -34,7 +32,6 @@ _watchers: list[Watcher] = []
 
 
 def watch(watcher: Watcher | None) -> None:
-    """Let `watcher` see every call before it is made."""
     _watchers[:] = [watcher] if watcher else []
 
 
@@ -49,7 +46,7 @@ def make_folder(path: Path) -> None:
 
 
 def write(path: Path, pieces: Iterable[memoryview | bytes]) -> tuple[int, str]:
-    """Write and sync a new file; return its size and the SHA-256 of what was meant to be in it. Raises OSError."""
+    """Write and sync a new file; return its size and the SHA-256 of its intended content. Raises OSError."""
     digest, size = hashlib.sha256(), 0
     _about_to("open", path)
     with path.open("xb", buffering=0) as file:
@@ -99,7 +96,7 @@ def not_written(path: Path, error: OSError) -> UserError:
 
 
 def refuse_links(paths: Iterable[Path]) -> None:
-    """Raise UserError 'environment.link' if a path is a link: what lies at its end is not ours to change."""
+    """Raise UserError 'environment.link' if a path is a link: its target is not ours to change."""
     for path in paths:
         if path.is_symlink() or (path.exists() and not (path.is_file() or path.is_dir())):
             name = shlex.quote(str(path))
@@ -166,14 +163,12 @@ def append_lines(path: Path, lines: Iterable[str]) -> None:
             raise
 
 
-# Files of others, read but never without end: only regular ones, and none larger than what is expected there.
-#
-# A pipe that the shell made for this command, as `<(…)` does, is read as a file; a pipe with a name, a device and a
-# file of /proc that has no end are refused.
+# Bounded reads of others' files: only regular ones, and none larger than expected. A shell's pipe, as from `<(…)`, is
+# read as a file; named pipes, devices and endless files of /proc are refused.
 
 # Objects of Python take up to 24 times the bytes of their JSON ('[],' is 3 bytes and 64), so this stays within 0.8 GiB.
 JSON_BYTES = 32 * MIB
-RECORD_BYTES = 4 * MIB  # plans, run records, manifests: some kilobytes each; read twice, and made into records
+RECORD_BYTES = 4 * MIB  # plans, run records, manifests: a few kilobytes each; read twice, and made into records
 _SHELL_PIPE = re.compile(r"/(dev|proc/(self|thread-self|\d{1,9}))/fd/\d{1,9}")
 MAX_DOTS = 100  # in a line of TOML; the numbers and names of a config have a few
 
@@ -182,7 +177,7 @@ def read_bytes(path: Path, most_bytes: int = RECORD_BYTES, *, last_bytes: int = 
     """Return the bytes of a file, or its `last_bytes`. Raises OSError for a pipe, a device or a file beyond
     `most_bytes`.
 
-    It is opened without waiting: a pipe nobody writes to, or a file of /proc, would be waited for without end.
+    It never waits, as for a pipe without a writer, or some files of /proc.
     """
     file, found = _opened(path)
     try:
@@ -225,9 +220,9 @@ def _is_shell_pipe(path: Path) -> bool:
 
 
 def open_stream(path: Path) -> BinaryIO:
-    """Open a file, or a pipe that the shell made, at its beginning. The caller bounds how much is read.
+    """Open a file, or a shell's pipe, at its beginning. The caller bounds how much is read.
 
-    Raises OSError for a device, a named pipe, and a file of /proc that would be waited for.
+    Raises OSError for a device, a named pipe, and a file of /proc that would block.
     """
     file, found = _opened(path)
     try:
@@ -235,7 +230,7 @@ def open_stream(path: Path) -> BinaryIO:
             os.set_blocking(file, True)
         elif not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EINVAL, _kind(found.st_mode))
-        elif not found.st_size:  # of /proc as well, where it says nothing, and reading may wait
+        elif not found.st_size:  # of /proc too, where it may be empty and reading may wait
             try:
                 held = _all(file, JSON_BYTES)
             except BlockingIOError:
@@ -276,14 +271,12 @@ def parse_toml(text: str) -> dict[str, Any]:
     return tomllib.loads(text)
 
 
-# Pickles of others, read as plain data: tables, lists, numbers and texts. Nothing in one can run.
-#
-# A name in the stream is refused, unless the caller says what it stands for. Before the pickle is loaded, places of the
-# memo are looked at that no file of its size can need: the unpickler's memo is an array, which grows to twice the
-# highest place that a PUT names, so nine bytes can ask for gigabytes. Each PUT takes two bytes of the file at least, so
-# a place beyond the file's size is never an honest one. Standard library only.
+# Pickles of others, read as plain data: nothing in one can run. A name in the stream is refused, unless the caller maps
+# it. A PUT with a huge memo index makes the unpickler allocate twice as many places, so nine bytes can ask for
+# gigabytes. Each PUT takes two bytes of the file at least, so an index beyond the file's size is refused before
+# loading.
 
-# How long what follows an opcode is: bytes, or below 0 one of pickletools' ways to say it.
+# Length of an opcode's argument: bytes, or below 0 one of pickletools' codes.
 _ARGUMENT_BYTES = {ord(op.code): op.arg.n if op.arg is not None else 0 for op in pickletools.opcodes}
 _LENGTH_BYTES = {
     pickletools.TAKEN_FROM_ARGUMENT1: 1, pickletools.TAKEN_FROM_ARGUMENT4: 4, pickletools.TAKEN_FROM_ARGUMENT4U: 4,
@@ -294,7 +287,7 @@ _TWO_LINES = {pickle.GLOBAL[0], pickle.INST[0]}  # a module and a name
 
 
 class ForbiddenName(ValueError):
-    """The pickle asks for something by name; the text is the name."""
+    """The pickle asks for this name."""
 
 
 class _Reader(pickle.Unpickler):
@@ -316,24 +309,22 @@ class _Reader(pickle.Unpickler):
 
 
 def printable_name(name: str) -> str:
-    """Replace the characters of a name that a terminal would obey."""
     return "".join(c if c.isprintable() else "?" for c in name)
 
 
 def load_pickle(
     data: bytes, allowed: Mapping[tuple[str, str], Any] | None = None, outside: Callable[[Any], Any] | None = None
 ) -> Any:
-    """Load the plain values of a pickle. `allowed`: what a module's name stands for; `outside`: what a persistent id
-    does.
+    """Load the plain values of a pickle. `allowed`: replacements of a module's names; `outside`: of a persistent id.
 
-    Raises Asks; ValueError for a memo that cannot be; and almost any exception for damaged bytes.
+    Raises Asks; ValueError for an impossible memo; and almost any exception for damaged bytes.
     """
     _check_memo(data)
     return _Reader(data, allowed or {}, outside).load()
 
 
 def _check_memo(data: bytes) -> None:
-    """Raise ValueError for an impossible memo index; anything that is no pickle is left to the unpickler."""
+    """Raise ValueError for an impossible memo index; the unpickler handles what is not a pickle."""
     position, size = 0, len(data)
     while position < size:
         opcode = data[position]

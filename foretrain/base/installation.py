@@ -1,4 +1,4 @@
-"""What is installed, and modules that are imported when they are first used."""
+"""Installed packages, and modules that are imported at their first use."""
 
 import importlib
 import os
@@ -27,7 +27,7 @@ def installed_torch() -> str:
 
 
 def installed(package: str) -> str:
-    """Return the version of a package, '' where it is not installed; nothing is imported."""
+    """Return the version of a package without importing it, '' where it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -44,8 +44,6 @@ def need_extra(module: str, extra: str) -> Any:
 
 
 class Later:
-    """A module that is imported at its first use. For the types in it, import it under TYPE_CHECKING, too."""
-
     def __init__(self, name: str) -> None:
         self._name = name
         self._module: ModuleType | None = None

@@ -1,8 +1,8 @@
-"""Texts by id: `say("error.data.too_short", tokens=12)`. All sentences stand in locales/*.toml.
+"""Texts by id: `say("error.data.too_short", tokens=12)`. All sentences are in locales/*.toml.
 
-The product passes ids and numbers; a sentence is made when somebody reads it. A placeholder may name a format of
-`units`: {size:bytes}, {seconds:duration}, {share:percent}, {n:count}, {n:flops}, {x:rate}; or be a noun and its plural:
-{n:step|steps}. The language is the one that is spoken here and now, and English where it lacks a text.
+Below the edge the product passes ids and numbers. A placeholder may name a format of `units`: {size:bytes},
+{seconds:duration}, {share:percent}, {n:count}, {n:flops}, {x:rate}; or be a noun and its plural: {n:step|steps}. The
+language is the thread's, and English where it lacks a text.
 """
 
 import json
@@ -75,7 +75,6 @@ def ids_of() -> tuple[str, ...]:
 
 @cache
 def file_of(id: str) -> dict[str, Any]:
-    """Return a language's file as {dotted id: text}. Raises KeyError."""
     if id not in ids_of():
         raise KeyError(id)
     return read((_FOLDER / f"{id}.toml").read_text("utf-8"))
@@ -96,7 +95,7 @@ def languages() -> dict[str, Language]:
 
 @cache
 def texts(id: str = ENGLISH) -> dict[str, str]:
-    """Return all texts of a language as {dotted id: template}; those it lacks in English."""
+    """Return all texts of a language as {dotted id: template}, completed in English."""
     return {**texts_of(ENGLISH), **texts_of(id)}
 
 
@@ -142,13 +141,9 @@ def preferred(accepted: str) -> str | None:
     return min(wishes)[2] if wishes else None
 
 
-# Latin words and numbers inside lines that run from right to left.
-#
-# A line of Arabic takes the direction of its signs from their neighbours: "12.5 GiB" would come out as "GiB 12.5",
-# and
-# "--lang" as "lang--". So each run of Latin letters, digits and signs is put between Unicode's marks for a part that
-# keeps its own direction (LRI … PDI, UAX #9). They have no width, and terminals, browsers and canvases obey the same
-# marks; where a language runs from left to right there are none.
+# Latin words and numbers inside lines from right to left. Signs take their direction from their neighbours: in Arabic
+# "12.5 GiB" would come out as "GiB 12.5", and "--lang" as "lang--". So each run of Latin letters, digits and signs gets
+# Unicode's isolates (LRI … PDI, UAX #9), which have no width and which terminals, browsers and canvases obey.
 
 LRI, RLI, FSI, PDI = "\u2066", "\u2067", "\u2068", "\u2069"
 MARKS = LRI + RLI + FSI + PDI
@@ -158,7 +153,7 @@ _HAS_RTL = re.compile(f"[{_RTL}]")
 _HAS_LATIN = re.compile(r"[A-Za-z0-9\u00b5-\u02af\u0370-\u03ff\u0900-\u097f]|\{")
 _RUN = re.compile(f"(?:(?! · )[^{_RTL}{MARKS}])+")
 _WITHOUT_BLANKS = re.compile(r"\S(?:.*\S)?")
-# What stands at the ends of a run belongs to the sentence around it; a "." before a letter begins a name like .toml.
+# Signs at the ends of a run belong to the sentence around it; a "." before a letter begins a name like .toml.
 _BEFORE = re.compile(r"(?:[\s,:;!?)\]»”=–—·|]|\.(?!\w))*")
 _AFTER = " \t.,:;!?([«“=–—·|"
 
@@ -172,20 +167,20 @@ def without_marks(text: str) -> str:
 
 
 def isolated(text: str) -> str:
-    """Isolate the Latin runs of a text, where the language runs from right to left.
+    """Isolate the Latin runs of a text, where the language runs from right to left; twice changes nothing.
 
-    `{name}` in it counts as a run whose direction is not known yet. Doing it twice changes nothing.
+    `{name}` counts as a run of unknown direction.
     """
     if not runs_rightwards():
         return text
     lines = text.split("\n")
-    if len(lines) > 1:  # among several, a line without such letters is there to be copied: nothing unseen may be in it
+    if len(lines) > 1:  # among several, a line without such letters is for copying: it gets no marks
         return "\n".join(_line(line) if _HAS_RTL.search(line) else without_marks(line) for line in lines)
     return _line(text)
 
 
 def isolated_value(text: str) -> str:
-    """Isolate a value that is put into a sentence if it has letters that run leftwards; else leave it to `isolated`."""
+    """Isolate a value that has letters from right to left; `isolated` does the others."""
     if not runs_rightwards():
         return text
     if not _HAS_RTL.search(text):
@@ -234,23 +229,15 @@ def _marked(run: str) -> str:
     return (FSI if "{" in run else LRI) + run + PDI
 
 
-# Texts by id: `say("error.data.too_short", tokens=12)`. All sentences live in locales/*.toml.
-#
-# Below the edge the product passes ids and numbers; a sentence is made when somebody reads it. A placeholder may name a
-# format of `units`: {size:bytes}, {seconds:duration}, {share:percent}, {n:count}, {n:flops}, {x:rate}; or be a noun and
-# its plural: {n:step|steps}. They are said in the language that is spoken here and now (`languages`), and in English
-# where it lacks one.
-
-
 class _RangeEnd(float):
-    """One end of a range in seconds, to be said in the unit of `of`, other seconds of the same text."""
+    """One end of a range in seconds, in the unit of `of`, other seconds of the same text."""
 
     of: float = 0.0
 
     @classmethod
     def both(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Give `low` and `high` of a text one unit: that of `expected`, else of the higher end."""
-        if values["high"] > 1000 * values["low"] > 0:  # as of steps of which one stood still: no unit serves both
+        """Use one unit for `low` and `high`: that of `expected`, else of the higher end."""
+        if values["high"] > 1000 * values["low"] > 0:  # one of the steps stood still: no unit serves both
             return values
         of = next((values[name] for name in ("expected", "median", "predicted") if name in values), values["high"])
         found = {name: cls(values[name]) for name in ("low", "high")}
@@ -354,7 +341,7 @@ _ENDS = re.compile(_LOW_TO_HIGH.replace("[^(){}]*", " – "))  # '{low:duration}
 
 
 def _without_equal_ends(text: str, values: Mapping[str, Any]) -> str:
-    """Drop a range in brackets whose two ends print the same; of a range without brackets keep one end."""
+    """Drop a range in brackets whose two ends print the same; without brackets keep one end."""
 
     def same(found: re.Match[str]) -> bool:
         low, high = (format_value(values[f"{found['of']}{end}"], found["how"]) for end in ("low", "high"))
@@ -376,16 +363,15 @@ _formatter = _Formatter()
 
 
 def printable(text: str) -> str:
-    """Replace control characters, which could command a terminal; names and samples are not ours.
-
-    Of the marks of direction only those pass that this module sets itself, and only where it sets them.
+    """Replace control characters, which could command a terminal. Direction marks pass only where this module sets
+    them.
     """
     passing = "\n\t" + MARKS if runs_rightwards() else "\n\t"
     return "".join(c if c in passing or c.isprintable() else "\ufffd" for c in text)
 
 
 def say(id: str, lang: str | None = None, /, **values: Any) -> str:
-    """Return the text of `id` with its values, in `lang` or the language that is spoken. Raises KeyError."""
+    """Return the text of `id` with its values, in `lang` or the thread's language. Raises KeyError."""
     if lang is not None:
         with speaking(lang):
             return say(id, **values)

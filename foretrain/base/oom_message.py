@@ -64,7 +64,6 @@ class OutOfMemoryMessage(Record):
 
 
 def parse(text: str) -> OutOfMemoryMessage | None:
-    """Return the last such message in a text."""
     text = text[-MAX_CHARS:]
     starts = [match.start() for match in _IS_ONE.finditer(text)]
     if not starts:
@@ -83,9 +82,9 @@ def parse(text: str) -> OutOfMemoryMessage | None:
 
 
 def _consistent(found: dict[str, int | None], processes: list[int]) -> dict[str, int | None]:
-    """Return figures whose parts do not sum above the card. `processes`: those with a number only.
+    """Return figures whose parts do not exceed the card. `processes`: those with a number only.
 
-    In a container the run does not know its own number: there it is the smallest that holds what PyTorch reserved.
+    In a container the run does not know its own number: its process is the smallest that holds what PyTorch reserved.
     Windows reports 2**64 bytes where the driver does not tell.
     """
     card, free = found["card_bytes"], found["free_bytes"]

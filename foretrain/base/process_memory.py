@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 @contextmanager
 def collected_later(*, stays: bool = False) -> Iterator[None]:
-    """Turn off Python's search for reference cycles within, as it would visit everything that was made, many times.
+    """Turn off Python's search for reference cycles within, which would visit all new objects many times.
 
-    `stays`: it never visits what is there at the end, such as modules.
+    `stays`: never visit what is there at the end, such as modules.
     """
     was = gc.isenabled()
     gc.disable()
@@ -27,7 +27,7 @@ def collected_later(*, stays: bool = False) -> Iterator[None]:
 
 
 class TreeSample(NamedTuple):
-    """A process tree at one moment. `rss_bytes` counts pages that processes share once for each of them."""
+    """A process tree at one moment. `rss_bytes` counts shared pages once per process."""
 
     pids: tuple[int, ...]
     cpu_s: float
@@ -50,9 +50,9 @@ def resident_bytes(pid: int | None = None) -> int | None:
 
 
 def peak_bytes(pid: int | str = "self") -> int | None:
-    """Return the most that a living process had resident; None where the system does not say.
+    """Return a living process's peak resident memory; None where the system does not say.
 
-    Linux has it as VmHWM (man 5 proc: status), which the trainer sets back before each phase; psutil does not read it.
+    Linux has it as VmHWM (man 5 proc: status), which the trainer resets before each phase; psutil does not read it.
     """
     try:
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
@@ -66,9 +66,9 @@ def peak_bytes(pid: int | str = "self") -> int | None:
 
 
 def sample_tree(pid: int) -> TreeSample | None:
-    """Sum the processes from this one down; None where it is gone.
+    """Sum the process tree below this one; None where it is gone.
 
-    Processor time is that of the living and, where the system says it, of children that they have waited for.
+    Processor time is that of the living and, where known, of children that they have waited for.
     """
     pids, cpu_s, rss_bytes = [], 0.0, 0
     try:
@@ -87,18 +87,16 @@ def sample_tree(pid: int) -> TreeSample | None:
     return TreeSample(tuple(pids), cpu_s, rss_bytes) if pids else None
 
 
-# The memory that a container, a batch system or systemd lets this process's group have. No torch.
-#
-# Control groups are nested, and each level may have a limit; the level with the least left counts. Version 2 lies
-# under /sys/fs/cgroup, version 1 under /sys/fs/cgroup/memory (man 7 cgroups). Where a file is not there, nothing is
-# limited.
+# Memory limits of containers, batch systems and systemd. Control groups are nested; the level with the least left
+# counts. Version 2 is under /sys/fs/cgroup, version 1 under /sys/fs/cgroup/memory (man 7 cgroups). A missing file means
+# no limit.
 
 _FILES = {2: ("memory.max", "memory.current"), 1: ("memory.limit_in_bytes", "memory.usage_in_bytes")}
 _NO_LIMIT = 2**60  # version 1 writes a number of this size where there is none
 
 
 class Limit(NamedTuple):
-    """Bytes that the control group may use and uses, without the page cache, as it gives way."""
+    """Bytes that the control group may use and uses, without the page cache, which can be dropped."""
 
     max_bytes: int
     used_bytes: int

@@ -49,7 +49,6 @@ class Frame(NamedTuple):
 
 
 def write(pipe: IO[bytes], value: Any, *parts: bytes | memoryview) -> None:
-    """Write one frame; its payload is the parts one after the other."""
     text = json.dumps(value).encode()
     pipe.write(_HEAD.pack(len(text), sum(memoryview(part).nbytes for part in parts)))
     pipe.write(text)
@@ -59,7 +58,7 @@ def write(pipe: IO[bytes], value: Any, *parts: bytes | memoryview) -> None:
 
 
 def read(pipe: IO[bytes]) -> Frame | None:
-    """Return the next frame, or None where the other side has ended, in the middle of a frame too."""
+    """Return the next frame, or None where the other side has ended, even within a frame."""
     head = pipe.read(_HEAD.size)
     if len(head) < _HEAD.size:
         return None
@@ -72,23 +71,23 @@ def read(pipe: IO[bytes]) -> Frame | None:
 
 @dataclass(frozen=True)
 class Death:
-    """The end of a child: its exit code, negative where a signal ended it, and the last that it printed."""
+    """The end of a child: its exit code, negative for a signal, and its last output."""
 
     code: int
     printed: str = ""
 
     @property
     def is_killed(self) -> bool:
-        """Return whether it was killed; of what nobody here has killed, memory ran out."""
+        """Return whether it was killed; if nobody here did, memory ran out."""
         return self.code == -KILL
 
 
 class Child:
     """`main(parent, *words)` of a module in a process of its own.
 
-    `env`: variables beside this process's; `without`: those that it does not get. `log`: the file that takes what it
-    prints; `prints`: it prints where this process does. `stdin`: where not frames but something else comes from, which
-    it then must not receive. `most_waiting`: frames that nobody has received, before it has to wait; 0: any number.
+    `env`: variables beside this process's; `without`: those that it does not get. `log`: the file for its output;
+    `prints`: to this process's output. `stdin`: a source of something other than frames, so it must not receive.
+    `most_waiting`: unreceived frames before it has to wait; 0: any number.
     """
 
     def __init__(
@@ -112,7 +111,7 @@ class Child:
         )  # fmt: skip
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None and fcntl is not None and hasattr(fcntl, "F_SETPIPE_SZ"):
-                with contextlib.suppress(OSError):  # as unprivileged users may not beyond a limit of the system's
+                with contextlib.suppress(OSError):  # an unprivileged process may not exceed the system's limit
                     fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         self._frames: queue.Queue[Frame | None] = queue.Queue(most_waiting)
         self._listener = threading.Thread(target=self._listen, daemon=True)
@@ -130,13 +129,13 @@ class Child:
         self._frames.put(None)
 
     def send(self, value: Any, *parts: bytes | memoryview) -> None:
-        """Send a frame. A child that has died is told where one receives from it."""
+        """Send a frame. `receive` reports a child that has ended."""
         assert self.process.stdin is not None
         with contextlib.suppress(OSError, ValueError):
             write(self.process.stdin, value, *parts)
 
     def receive(self, most_s: float | None = None) -> Frame | Death | None:
-        """Wait for the next frame, or how it ended; None where neither came in time."""
+        """Wait for the next frame, or its end; None where neither came in time."""
         try:
             frame = self._frames.get(timeout=most_s)
         except queue.Empty:
@@ -161,9 +160,9 @@ class Child:
         return Death(code)
 
     def end(self, grace_s: float = 0.0) -> int:
-        """End it with all that it started, compilers for one, and wait until it is gone; its exit code.
+        """End it with all that it started and wait until it is gone; return its exit code.
 
-        `grace_s`: the time that SIGTERM leaves it for ending by itself.
+        `grace_s`: the time between SIGTERM and SIGKILL.
         """
         if grace_s:
             send(self.process, signal.SIGTERM)
@@ -179,22 +178,19 @@ class Child:
 
 
 def end_group() -> None:
-    """End this process, and all that it started where it leads their group."""
+    """End this process, and its group if it leads one."""
     if hasattr(os, "getpgrp") and os.getpgrp() == os.getpid():
         os.killpg(0, KILL)
     os._exit(1)
 
 
 class Parent:
-    """The process that started this one, as `main` of a child's module sees it.
-
-    `gone`: what happens when it has ended.
-    """
+    """The parent process, for `main` of a child's module. `gone`: called when it has ended."""
 
     def __init__(self) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all of a Windows terminal; the parent decides
         self._out = os.fdopen(os.dup(1), "wb")
-        os.dup2(2, 1)  # what libraries print is no frame
+        os.dup2(2, 1)  # what libraries print is not a frame
         self._frames: queue.Queue[Frame | None] = queue.Queue(_MOST_HEARD)
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self.gone: Callable[[], None] = end_group
@@ -224,7 +220,7 @@ class Parent:
 
 
 def main(module: str, *words: str) -> NoReturn:
-    """Run what was asked for in the child, and end without anything of a library's own ending."""
+    """Run a module's `main` in the child, and end without a library's exit handlers."""
     code = 1
     try:
         importlib.import_module(module).main(Parent(), *words)
@@ -245,28 +241,29 @@ def need_fork(what: str) -> None:
 
 
 def search_path() -> str:
-    """Return PYTHONPATH for a process that shall find this foretrain."""
+    """Return a PYTHONPATH with this foretrain."""
     return os.pathsep.join(filter(None, (SOURCE, os.environ.get("PYTHONPATH"))))
 
 
 def command(module: str, *words: str) -> list[str]:
-    """Return the command that runs a module. -P: what lies in the working directory is not imported."""
+    """Return the command that runs a module. -P: nothing is imported from the working directory."""
     return [sys.executable, "-P", "-m", module, *words]
 
 
 def variables() -> dict[str, str]:
-    """Return this process's variables, with which such a process finds this foretrain."""
+    """Return this process's variables with `search_path`."""
     return {**os.environ, "PYTHONPATH": search_path()}
 
 
 def heeding(reader: int) -> dict[str, Any]:
-    """Return options of a child that ends when the other side of this pipe closes, and that a Ctrl-C reaches through us
-    alone. Windows hands no pipes on, so a child there outlives a parent that is killed."""
+    """Return options of a child that ends when the other side of this pipe closes, and that a Ctrl-C reaches only
+    through us. Windows passes no pipes on, so a child there outlives a killed parent.
+    """
     return {"pass_fds": (reader,), "start_new_session": True} if os.name == "posix" else {}
 
 
 def finished(module: str, *words: str, most_s: float) -> subprocess.CompletedProcess[bytes]:
-    """Return what a module prints, which reads a file of others'. Raises subprocess.TimeoutExpired."""
+    """Return the output of a module that reads a foreign file. Raises subprocess.TimeoutExpired."""
     return subprocess.run(
         command(module, *words), stdin=subprocess.DEVNULL, capture_output=True, timeout=most_s, check=False,
         env=variables(),
@@ -283,7 +280,6 @@ def send(process: subprocess.Popen[Any], number: int) -> None:
 
 
 def end(process: subprocess.Popen[Any]) -> int:
-    """Kill a process with all that it started, compilers for one, wait until it is gone, and return its exit code."""
     send(process, KILL)
     process.kill()  # it may lead no group
     code = process.wait()
@@ -295,7 +291,6 @@ def end(process: subprocess.Popen[Any]) -> int:
 
 
 def limit(*, memory_bytes: int | None = None, file_bytes: int | None = None, processor_s: int | None = None) -> None:
-    """Let this process take no more address space and time, and write no larger files, from now on."""
     if resource is None:
         return
     most = {resource.RLIMIT_AS: memory_bytes, resource.RLIMIT_FSIZE: file_bytes, resource.RLIMIT_CPU: processor_s}

@@ -1,7 +1,7 @@
-"""Quantities as people type them: sizes, durations, rates, energy, money, counts. Text in, base units out.
+"""Parsers of quantities: sizes, durations, rates, energy, money, counts. Text in, base units out.
 
-A number is '1.5', '134,433', '1_000_000' or '1e9'. Every parser raises ValueError for what it cannot read; `read` makes
-that the sentence of an option.
+A number is '1.5', '134,433', '1_000_000' or '1e9'. Every parser raises ValueError; `read` makes that the sentence of an
+option.
 """
 
 import math
@@ -30,12 +30,12 @@ _SYMBOLS = {"€": "EUR", "$": "USD", "£": "GBP"}
 _CURRENCY = r"[€$£]|[A-Za-z]{3}"
 _MONEY = re.compile(rf"\s*(?:({_CURRENCY})\s*({_NUMBER})|({_NUMBER})\s*({_CURRENCY})?)\s*")
 
-# What no single run takes; beyond it a unit was mistyped.
+# More than any run takes: a mistyped unit.
 MOST_S, MOST_J, MOST_MONEY, MOST_TOKENS = 100 * 365.25 * 86400, 3.6e15, 1e9, 1e16
 
 
 class Limit(Record):
-    """What a run may take, in base units: seconds, joules, `currency`, tokens. `text` is as it was typed."""
+    """Limits of a run in base units: seconds, joules, `currency`, tokens. `text` is as typed."""
 
     kind: LimitKind
     amount: float
@@ -83,7 +83,7 @@ def _bounded(value: float, most: float, text: str) -> float:
 def parse_bytes(text: str) -> int:
     """Parse '2.1GB', '10 GiB', '786MiB' or a plain number of bytes from a MiB on."""
     size = _quantity(text, BYTE_UNITS, "a size such as 10GiB, 2.1GB or 786MiB")
-    if not text.strip()[-1].isalpha() and 0 < size < MIB:  # 2 was meant as gigabytes by somebody, not as two bytes
+    if not text.strip()[-1].isalpha() and 0 < size < MIB:  # somebody meant 2 as gigabytes, not as two bytes
         raise ValueError(f"{text!r} is not a size such as 10GiB: it has no unit")
     if not size <= 1e18:
         raise ValueError(f"{text!r} is not a possible size")
@@ -109,7 +109,6 @@ def parse_clock_ghz(text: str) -> float:
 
 
 def currency_code(text: str) -> str:
-    """Return EUR for '€' and 'eur'; a code is taken as it is."""
     return _SYMBOLS.get(text, text.upper())
 
 

@@ -1,4 +1,4 @@
-"""`Record`: the base of everything that is passed between layers: frozen, checked, JSON there and back."""
+"""`Record`: the base of everything that is passed between layers: frozen, checked, with JSON."""
 
 import json
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 class Record(BaseModel):
     """A frozen value in base units (bytes, seconds, joules, FLOPs), without tensors.
 
-    `print(record)` and a notebook show what SHOWN says for its class, else pydantic's text of all fields.
+    `print(record)` and a notebook show SHOWN's text of its class, else pydantic's.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
@@ -29,7 +29,6 @@ class Record(BaseModel):
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Parse a JSON text; a leading 'schema' key is allowed and dropped."""
         data = json.loads(text)
         if isinstance(data, dict):
             data.pop("schema", None)

@@ -1,6 +1,6 @@
-"""Signals that end a process: a flag that a training loop polls, then saves and stops; else they come as Ctrl-C does.
+"""Signals that end a process: a flag that a training loop polls, or an exception as for Ctrl-C.
 
-Ctrl-C, SIGTERM, the warnings of batch systems (SIGUSR1, SIGUSR2, SIGXCPU), a terminal that closes or asks to quit.
+Ctrl-C, SIGTERM, the warnings of batch systems (SIGUSR1, SIGUSR2, SIGXCPU), a terminal that closes or quits.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ ENDING = [
 
 
 class Terminated(KeyboardInterrupt):
-    """A signal that asks a command to end, where nothing else hears it: as Ctrl-C, with the name of the signal."""
+    """A signal that ends a command without another handler, with the signal's name."""
 
 
 _process: list[int] = []
@@ -29,7 +29,7 @@ _process: list[int] = []
 def raising_terminated() -> Iterator[None]:
     """Raise Terminated on signals that would end this process, in it and not in its children.
 
-    But not when a terminal closes, which a long run ignores, or asks to quit at once.
+    Not when a terminal closes, which a long run ignores, or quits at once.
     """
     main = threading.current_thread() is threading.main_thread()
     others = [number for number in ENDING if main and number.name not in ("SIGHUP", "SIGQUIT")]
@@ -52,7 +52,7 @@ def _raise(number: int, frame: FrameType | None) -> None:
 
 
 def ends(number: int) -> bool:
-    """Return whether a signal would end this process, as no handler of a caller's hears it."""
+    """Return whether a signal would end this process, having no handler of the caller's."""
     return signal.getsignal(number) in (signal.SIG_DFL, _raise)
 
 
@@ -65,9 +65,9 @@ def heard() -> list[signal.Signals]:
 class StopFlag:
     """Turn the first signal into `stopping`, and a second Ctrl-C into KeyboardInterrupt.
 
-    A second SIGTERM asks for nothing else than the first: batch systems send several. `ends_process`: after a stop the
-    process is about to end, so a late SIGTERM must not take its exit code. `together`: one rank of several only notes
-    what it was `asked`, and stops when all have agreed on it.
+    A second SIGTERM adds nothing: batch systems send several. `ends_process`: the process is about to end after a stop,
+    so a late SIGTERM must not take its exit code. `together`: one rank of several only notes what it was `asked`, and
+    stops when all have agreed.
     """
 
     def __init__(self, *, together: bool = False) -> None:

@@ -1,7 +1,7 @@
-"""Units: the one place where numbers become text; base/quantities.py is where text becomes numbers.
+"""Units: the one place where numbers become text; base/quantities.py does the reverse.
 
-Records hold base units (bytes, seconds, joules, FLOPs). GiB is 2^30 and is used for memory; GB is 1e9 and is used for
-bandwidth, disk and what people type. FLOP is a count, FLOP/s a rate.
+Records hold base units (bytes, seconds, joules, FLOPs). GiB is 2^30, for memory; GB is 1e9, for bandwidth, disk and
+typed sizes. FLOP is a count, FLOP/s a rate.
 """
 
 import math
@@ -28,7 +28,7 @@ def format_bytes(size: float) -> str:
 
 
 def format_bytes_like(size: float, other: float) -> str:
-    """Format '7.40': a size as a number in the unit in which format_bytes says another one."""
+    """Format '7.40': a size as a number in format_bytes' unit of another one."""
     number, unit = format_bytes(other).split()
     return f"{size / BYTE_UNITS[unit.lower()]:,.{len(number.partition('.')[2])}f}"
 
@@ -56,7 +56,7 @@ def format_bytes_span(sizes: Span) -> str:
 
 
 def duration_unit(seconds: float) -> tuple[float, str]:
-    """Return the unit in which format_duration says this, and its seconds."""
+    """Return format_duration's unit, and its seconds."""
     for unit, size in (("ms", 1e-3), ("s", 1.0), ("min", 60.0), ("h", 3600.0)):
         if format_duration(seconds).endswith(f" {unit}"):
             return size, unit
@@ -102,14 +102,14 @@ def format_duration(seconds: float) -> str:
 
 
 def format_left(seconds: float) -> str:
-    """Format '45 s', '1.3 min', '21.7 h': what is left of a run, which nobody knows to a tenth of a second."""
+    """Format '45 s', '1.3 min', '21.7 h': the rest of a run, never to a tenth of a second."""
     if not math.isfinite(seconds) or seconds >= 90:
         return format_duration(seconds)
     return f"{seconds:.0f} s" if round(seconds) < 60 else f"{seconds / 60:.1f} min"
 
 
 def format_flops(flops: float) -> str:
-    """Format '2.55e18': exponents are how FLOP counts are compared in papers."""
+    """Format '2.55e18': exponents are how papers compare FLOP counts."""
     mantissa, exponent = f"{flops:.2e}".split("e")
     return f"{mantissa}e{int(exponent)}"
 
@@ -131,19 +131,19 @@ def format_signed_percent(share: float) -> str:
 
 
 def format_small_percent(share: float) -> str:
-    """Format '0 %', '0.013 %', '0.35 %', '2.4 %': a share that may be very small."""
+    """Format '0%', '0.013%', '0.35%', '2.4%': a share that may be very small."""
     digits = 3 if abs(share) < 0.001 else 2 if abs(share) < 0.01 else 1
     return f"{grouped(share * 100, digits)} %" if abs(share) >= 5e-6 else "0 %"
 
 
 def format_small_signed_percent(share: float) -> str:
-    """Format '+0.013 %', '-2.4 %', '0 %': an error that may be very small."""
+    """Format '+0.013%', '-2.4%', '0%': an error that may be very small."""
     sign = "" if abs(share) < 5e-6 else "-" if share < 0 else "+"
     return sign + format_small_percent(abs(share))
 
 
 def rounds_to_zero(share: float) -> bool:
-    """Return whether a share would be shown as 0.0 %: then a sentence says that nothing changes."""
+    """Return whether a share would be shown as 0.0%: then a sentence says that nothing changes."""
     return abs(share) < 1 and float(format_percent(share)[:-2]) == 0
 
 
@@ -174,7 +174,7 @@ CENT = 0.01
 
 
 def format_money(amount: float) -> str:
-    """Format '1.12', '1,250.00'; '<0.01' of what is not a cent, as more digits would say nothing."""
+    """Format '1.12', '1,250.00'; '<0.01' of less than a cent."""
     return "<0.01" if 0 < abs(amount) < CENT else f"{amount:,.2f}"
 
 

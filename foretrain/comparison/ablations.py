@@ -1,7 +1,7 @@
-"""Ablations, which would show which setting did it: the first subject with one setting changed each, and their price.
+"""Ablations, each the first subject with one setting changed, and their price.
 
-A run that tells about learning goes as far as the two were compared; one that tells about speed and memory alone needs
-SHORT_STEPS. Times are the planner's, times what the first subject measured against its own plan, where it did.
+A run about learning is as long as the compared part; one about speed and memory needs SHORT_STEPS. Times are the
+planner's, corrected by the first subject's measurement of its own plan, if any.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ class Ablation(Record):
     """One run to make, which differs from `base` in one setting. `answers`: the effects that it would explain.
 
     `changes`: options of the config of `base`; empty where no option does it. `impossible`: why this cannot be changed
-    alone; "" where it can. `scaled`: the time stands on a measured step.
+    alone; "" where it can. `scaled`: the time is scaled by a measured step.
     """
 
     base: str
@@ -47,15 +47,14 @@ class Ablation(Record):
     impossible: str = ""
 
 
-# Why a setting cannot be changed alone; of the others the tokens of a step do not divide so.
+# Why a setting cannot be changed alone; for others accumulation does not divide the tokens per step.
 _WHY_NOT = {"program": "program", "parameters": "shape", settings.CONTENTS: "contents", settings.RANKS: "ranks"}
 
 
 def ablation_runs(
     base: Subject, other: Subject, differing: Sequence[Setting], place: int, compared_tokens: float | None
 ) -> tuple[Ablation, ...]:
-    """Return a run for each setting that differs and can change anything. `place`: the position of `other` in the
-    values.
+    """Return a run for each setting that differs and has an effect. `place`: the position of `other` in the values.
 
     None where one setting differs: the two runs are that comparison already.
     """
@@ -94,7 +93,7 @@ def _run(base: Subject, other: Subject, setting: Setting, value: Any, compared_t
 
 
 def _checked(base: Subject, config: RunConfig, options: dict[str, Any]) -> RunConfig:
-    """Return the base's config with these options. Raises UserError where they do not go together."""
+    """Return the base's config with these options. Raises UserError where they conflict."""
     defaults = RunConfig().model_dump()
     values = {k: v for k, v in config.model_dump().items() if v != defaults[k] and k != "total_batch_size"}
     sources = dict.fromkeys(values, base.label) | dict.fromkeys(options, "compare")

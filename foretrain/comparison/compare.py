@@ -1,4 +1,4 @@
-"""`compare`: what differs between subjects, what each did, what follows, and which runs would tell the rest."""
+"""`compare`: differences between subjects, their figures, conclusions, and runs that would answer the rest."""
 
 import math
 from collections.abc import Sequence
@@ -21,10 +21,10 @@ Why = Literal["", "one_processor", "other_cards", "other_models", "other_program
 
 
 class Scaling(Record):
-    """`more` has more cards than `fewer` (or ranks, on one processor), which are their labels.
+    """`more` has more cards (ranks, on one processor) than `fewer`; both are labels.
 
-    `efficiency`: the speed-up by the ratio of the cards; None where it says nothing, which is `why`. `predicted`:
-    whether one of the speeds is. `same_tokens`: whether their steps have as many tokens.
+    `efficiency`: the speed-up by the ratio of the cards; None for a reason `why`. `predicted`: whether one of the
+    speeds is. `same_tokens`: whether their steps have as many tokens.
     """
 
     more: str
@@ -41,7 +41,7 @@ class Scaling(Record):
 
 
 def scalings(subjects: Sequence[Subject]) -> tuple[Scaling, ...]:
-    """Compare each other subject with the first, where both say how many ranks they have, and not as many."""
+    """Compare each other subject with the first, where both have known, different numbers of ranks."""
     first, *others = subjects
     pairs = ((first, other) for other in others if first.world and other.world and first.world != other.world)
     return tuple(_scaling(one, other) for one, other in pairs)
@@ -61,7 +61,7 @@ def _scaling(one: Subject, other: Subject) -> Scaling:
 
 
 def _why(more: Subject, fewer: Subject) -> Why:
-    """Say why the two tell nothing of how training scales; empty where they do."""
+    """Return why the two tell nothing of how training scales; empty where they do."""
     if more.gpu is None or fewer.gpu is None or more.gpu.name != fewer.gpu.name:
         return "other_cards"
     if more.devices == fewer.devices:
@@ -73,14 +73,14 @@ def _why(more: Subject, fewer: Subject) -> Why:
     return "" if more.tokens_per_s and fewer.tokens_per_s else "no_speed"
 
 
-# Of a difference of two figures with known standard errors, nine and a half of ten times by chance alone.
+# Of a difference of two figures with known standard errors, 95% by chance alone.
 DEVIATIONS = 1.96
 Outcome = Literal["difference", "within_noise", "unknown"]
 
 
 class Score(Record):
-    """One measurement of several runs; None where one has none. `name`: of a task, or of a text that `metric`
-    bits_per_byte is of. `steps`: the checkpoints. `best`: whose is ahead of the next one.
+    """One measurement of several runs; None where one has none. `name`: of a task, or of a text for bits_per_byte.
+    `steps`: the checkpoints. `best`: whose is ahead of the next one.
 
     `outcome`: whether it is ahead by more than chance, as if each had been asked other questions; they were asked the
     same ones, so a difference is real more often than this says.
@@ -98,7 +98,7 @@ class Score(Record):
 
 
 def scores_of(subjects: Sequence[Subject]) -> tuple[Score, ...]:
-    """Return every measurement that two or more of them share; where they share none, all that there are."""
+    """Return every measurement that two or more of them share; where they share none, all."""
     own = [_newest(subject.scores) for subject in subjects]
     keys = list(dict.fromkeys(key for found in own for key in found))
     shared = [key for key in keys if sum(key in found for found in own) > 1]
@@ -110,7 +110,6 @@ _Found = tuple[int, TextScore | TaskScore]
 
 
 def _newest(scores: Sequence[Scores]) -> dict[tuple[Any, ...], _Found]:
-    """Return the measurements of the newest checkpoint that has them, by what makes two of them comparable."""
     found: dict[tuple[Any, ...], _Found] = {}
     for each in sorted(scores, key=lambda each: each.step):
         found |= {_key(score): (each.step, score) for score in (*each.texts, *each.tasks)}
@@ -169,8 +168,8 @@ MOST = 32
 class Side(Record):
     """One subject in figures. Shares of one; None where its source does not tell.
 
-    `step_low_s` to `step_high_s`: of a prediction its range, of a measurement nine of ten steady steps. Of several
-    ranks `memory_bytes` is that of the one with most; `mfu` is of all `cards`.
+    `step_low_s` to `step_high_s`: the range of a prediction, nine of ten measured steady steps. Of several ranks
+    `memory_bytes` is the highest; `mfu` is of all `cards`.
     """
 
     label: str
@@ -210,11 +209,11 @@ class Side(Record):
 
 
 class Comparison(Record):
-    """The answer. `differing`: settings that are known to differ; `unknown`: that some say and others do not.
+    """`differing`: settings that are known to differ; `unknown`: known of some only.
 
-    `losses_apart`: why losses are not compared as they are, between any two: vocab_size, tokenizer, dataset, unit.
-    `scatters`: what repeats among the runs tell of the scatter from start to start, by device. `scalings`: what more
-    ranks bring, where their numbers differ. `scores`: what `foretrain eval` found of the runs.
+    `losses_apart`: why any two losses are not compared as they are: vocab_size, tokenizer, dataset, unit. `scatters`:
+    the scatter from start to start by repeats among the runs, by device. `scalings`: the effect of more ranks.
+    `scores`: of `foretrain eval`.
     """
 
     sides: tuple[Side, ...]
@@ -233,7 +232,7 @@ class Comparison(Record):
 
 
 def compare(subjects: Sequence[Subject]) -> Comparison:
-    """Compare two subjects or more. Raises UserError where they are the same, or nothing of them can be compared."""
+    """Compare two subjects or more. Raises UserError where they are the same, or have nothing to compare."""
     if not 2 <= len(subjects) <= MOST:
         raise UserError("usage.compare_count", count=len(subjects), most=MOST)
     subjects = _told_apart(subjects)
@@ -276,7 +275,6 @@ def _same(one: Subject, other: Subject) -> bool:
 def _ablations(
     subjects: Sequence[Subject], differing: Sequence[Setting], verdicts: Sequence[Verdict]
 ) -> tuple[Ablation, ...]:
-    """Return those from the first subject towards each other one; the same run is named once."""
     runs: list[Ablation] = []
     pairs: tuple[Pair, ...] = next(verdict.others for verdict in verdicts if verdict.question == "tokens")
     compared = {pair.one: pair.at for pair in pairs if pair.axis == "tokens"}

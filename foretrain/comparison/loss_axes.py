@@ -1,6 +1,6 @@
 """Loss curves over what a run spends: steps, tokens, hours, energy, money.
 
-Energy is measured where the run wrote down its card's power, else hours times the power that plans expect of it.
+Energy is measured where the run recorded its card's power, else hours times the planned power.
 """
 
 from bisect import bisect_right
@@ -30,8 +30,6 @@ MOST = 320  # points of a curve that are kept
 
 
 class EnergyMeter(Record):
-    """Energy since the start, at times since the start; measured."""
-
     at_s: tuple[float, ...]
     energy_j: tuple[float, ...]
 
@@ -46,7 +44,7 @@ class EnergyMeter(Record):
 
 
 class LossCurve(Record):
-    """`axes`: for each name as many values as there are losses; what nothing is known of is missing."""
+    """`axes`: for each name as many values as there are losses; unknown axes are missing."""
 
     label: str
     kind: Literal["train", "val"]
@@ -56,8 +54,9 @@ class LossCurve(Record):
 
 
 class LossCurves(Record):
-    """All curves of a report. `axes`: those that every curve has. `energy_source`: where energy and money are from.
-    `predicted_hours`: labels of those whose hours are steps times a step's time, as nobody wrote them down."""
+    """All curves of a report. `axes`: those that every curve has. `energy_source`: of energy and money.
+    `predicted_hours`: labels whose hours are steps times a step's time.
+    """
 
     curves: tuple[LossCurve, ...]
     axes: tuple[AxisName, ...]
@@ -128,20 +127,20 @@ def _axes(subject: Subject, curve: Curve, meter: EnergyMeter | None) -> dict[Axi
             for seconds in seconds_s
         ]
         found["cost"] = [kwh * config.price_per_kwh for kwh in found["kwh"]]
-    if rent:  # who rents pays no electricity
+    if rent:  # a renter pays no electricity
         found["cost"] = [hours * rent * subject.devices for hours in found["hours"]]
     return {name: values for name, values in found.items() if _rises(values)}
 
 
 def _seconds(subject: Subject, curve: Curve) -> tuple[float, ...]:
-    """Return the seconds as measured; else the steps times the step that is known or predicted."""
+    """Return measured seconds; else the steps times the known or predicted step."""
     if curve.seconds_s or subject.step_s is None:
         return curve.seconds_s
     return tuple(step * subject.step_s.expected_s for step in curve.steps)
 
 
 def _rises(values: list[float]) -> bool:
-    """Return whether it is an axis at all: nowhere backwards, and not all the same where there are several."""
+    """Return whether it can be an axis: nowhere backwards, and not all the same where there are several."""
     return all(a <= b for a, b in pairwise(values)) and (len(values) < 2 or values[-1] > values[0])
 
 
@@ -159,8 +158,9 @@ Opened = Callable[[Path], RunDirectory]
 
 
 def gather(subjects: Sequence[Subject], found: Comparison, opened: Opened = RunDirectory) -> CompareFacts:
-    """Gather them. `found`: the comparison of these subjects, in the same order; it has told their labels apart.
-    `opened`: how the directories of runs are read."""
+    """Gather the facts. `found`: the comparison of these subjects, in the same order, with distinct labels. `opened`:
+    reads the directories of runs.
+    """
     named = [replace(s, label=side.label) for s, side in zip(subjects, found.sides, strict=True)]
     checks: list[tuple[str, tuple[Row, ...]]] = []
     sources: Sources = {"bytes": (), "seconds": ()}
@@ -187,7 +187,6 @@ def _meter(subject: Subject, opened: Opened) -> EnergyMeter | None:
 
 
 def _checked(subject: Subject, opened: Opened) -> ForecastCheck | None:
-    """Check a run against its own forecast; a damaged forecast spoils no comparison."""
     if subject.kind != "run":
         return None
     path = _directory(subject)

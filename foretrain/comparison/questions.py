@@ -1,6 +1,6 @@
-"""The questions of a comparison, each with its answer: a winner, no difference beyond noise, or why not to be told.
+"""The questions of a comparison, each with its answer: a winner, no difference beyond noise, or why there is none.
 
-And whether the answer can be put down to a setting: only where one alone differs that can have this effect.
+And whether a setting explains the answer: only where one alone differs that can have this effect.
 """
 
 import math
@@ -24,14 +24,14 @@ EFFECTS: dict[Question, tuple[Effect, ...]] = {
     "speed": ("speed",), "mfu": ("speed",), "tokens": ("learning",), "flops": ("learning",),
     "hours": ("speed", "learning"), "money": ("speed", "learning"), "memory": ("memory",),
 }  # fmt: skip
-# A smaller model is faster and takes less memory: which of two models is better is a question of what they learn.
+# A smaller model is faster and takes less memory: which model is better depends on what they learned.
 OF_SIZE: frozenset[Question] = frozenset({"speed", "mfu", "memory"})
 LEARNING: tuple[Question, ...] = ("tokens", "flops", "hours", "money")
 SIZE: tuple[Effect, ...] = ("speed", "memory")
-# Measured memory that is not the same to the byte: reserved by segments, or a process with all its libraries.
+# Measured memory that varies: reserved by segments, or a process with all its libraries.
 MEMORY_NOISE = {"reserved": 0.01, "process": 0.05, "needed": 0.0}
-# Two predictions of one program on one card are off alike: nine of ten of the 1,087 pairs in
-# benchmarks/published_logs.json with one source, card and mode differ from it by up to 20 %, half by up to 6 %.
+# Two predictions of one program on one card have similar errors: nine of ten of the 1,087 pairs in
+# benchmarks/published_logs.json with one source, card and mode differ in it by up to 20%, half by up to 6%.
 SAME_CARD_RATIO = 0.20
 Outcome = Literal["difference", "within_noise", "forecast", "within_forecast", "few_steps", "not_comparable"]
 Attribution = Literal["", "one", "confounded", "none", "forecast", "unknown", "unsaid", "unsaid_losses"]
@@ -42,8 +42,8 @@ Axis = Literal["tokens", "steps", "flops", "hours", "money"]
 class Pair(Record):
     """Two figures of a question. `stretch_s`: of runs of unlike lengths, the seconds from their starts that count.
 
-    `share`: how much better the first is, with its bounds; None where none is known. `at`: the place on the `axis`
-    where losses were read; `split` and `unit`: which loss. `predicted_times`: whose hours are by a predicted step.
+    `share`: how much better the first is, with its bounds; None where unknown. `at`: the place on the `axis` where
+    losses were read; `split` and `unit`: which loss. `predicted_times`: whose hours are by a predicted step.
     """
 
     one: str
@@ -65,8 +65,8 @@ class Pair(Record):
 class Verdict(Record):
     """The answer to a question: the best against the next. `settings`: those that differ and can have this effect.
 
-    `unknown`: how many more could, which one side does not say. `reason`: why there is no pair. `unlike_models`:
-    settings of the model that differ, where the question is then one of size: neither is better, whatever the figures.
+    `unknown`: how many more could, which one side does not tell. `reason`: why there is no pair. `unlike_models`:
+    settings of the model that differ; then neither is better, whatever the figures.
     """
 
     question: Question
@@ -91,7 +91,6 @@ def _outcome(interval: Interval | None) -> Outcome:
 
 
 def _by_rate(one: Subject, other: Subject, value: Callable[[Subject], float | None]) -> Pair | str:
-    """Compare two figures that grow with the speed; which is ahead is left to the caller."""
     first, second = value(one), value(other)
     if first is None or second is None:
         return "no_speed"
@@ -123,7 +122,8 @@ def _beyond(low: float, high: float) -> Outcome:
 
 def _bounds(share: float, one: Subject, other: Subject) -> tuple[float, float]:
     """Return the bounds of a ratio of two speeds: both step times at the ends of their ranges, less where the same
-    error is in both."""
+    error is in both.
+    """
     assert one.step_s
     assert other.step_s
     if _alike(one, other):
@@ -149,14 +149,14 @@ def mfu(one: Subject, other: Subject) -> Pair | str:
 
 
 def memory(one: Subject, other: Subject) -> Pair | str:
-    """Compare bytes at the highest moment; the share is how much less the first takes."""
+    """Compare bytes at the peak; the share is how much less the first takes."""
     a, b = one.memory, other.memory
     if a is None or b is None:
         return "no_memory"
     share = 1 - a.expected_bytes / b.expected_bytes
     low, high = 1 - a.high_bytes / b.low_bytes, 1 - a.low_bytes / b.high_bytes
     if a.source == b.source and a.source in ("estimated", "traced") and a.what == b.what:
-        # The same formulas: context and slack, which make the range, are off in the same way.
+        # The same formulas: context and slack, which make the range, have the same errors.
         low = high = share
         outcome: Outcome = "forecast" if share else "within_forecast"
     elif a.source == b.source:
@@ -196,7 +196,7 @@ def learning(axis: Axis) -> Compare:
 
 
 def _predicted_times(subjects: Sequence[Subject], axis: Axis, split: str) -> tuple[str, ...]:
-    """Return whose place on an axis of time is by the forecast's step time."""
+    """Return whose hours are by the forecast's step time."""
     if axis not in ("hours", "money"):
         return ()
     curves = [(s, s.train if split == "training" else s.val) for s in subjects]
@@ -261,14 +261,17 @@ def _attribution(pair: Pair, count: int, unknown: int) -> Attribution:
 
 
 def _both_ways(compare: Compare, one: Subject, other: Subject) -> Pair | str:
-    """Compare two subjects; say why not, where they can only be from one side, as runs that hardly overlap can."""
+    """Compare two subjects; return the reason where they can only be compared from one side, as runs that hardly
+    overlap can.
+    """
     back = compare(other, one)
     return compare(one, other) if isinstance(back, Pair) else back
 
 
 def _best(compare: Compare, subjects: Sequence[Subject], found: Sequence[Setting]) -> tuple[Pair, Subject, Subject]:
-    """Return (the pair, the best, the next best); whoever cannot be compared with the best so far is passed over, and
-    so are repeats of the best where there is anybody else."""
+    """Return (the pair, the best, the next best), without subjects that cannot be compared with the best so far, and
+    without repeats of the best where there are others.
+    """
     best = subjects[0]
     for other in subjects[1:]:
         pair = compare(best, other)
@@ -279,7 +282,7 @@ def _best(compare: Compare, subjects: Sequence[Subject], found: Sequence[Setting
     others = [item for item in rest if not are_repeats(found, subjects, place, subjects.index(item[1]))]
     if compare in (speed, mfu) and others:
         rest = others
-    if not rest:  # the best so far meets nobody: the first pair that can be had
+    if not rest:  # the best so far meets nobody: the first possible pair
         rest = [(pair, s) for s in subjects[1:] if isinstance(pair := compare(subjects[0], s), Pair)]
         best = subjects[0]
     pair, other = min(rest, key=lambda item: item[0].share)
@@ -308,16 +311,16 @@ def _lacking(reason: str, subjects: Sequence[Subject]) -> list[str]:
     return [s.label for s in subjects if reason in lacks and lacks[reason](s)]
 
 
-TAIL = 0.2  # share of the common stretch, at its end, over which training losses are averaged
+TAIL = 0.2  # share of the common part, at its end, over which training losses are averaged
 PIECES = 40
 FEWEST_PIECES = 5
-# Validation is what is compared, unless its last common point is before this share of what training shares, or nobody
-# says how many tokens an evaluation has.
+# Validation is compared, unless its last common point is before this share of training's, or evaluations have unknown
+# sizes.
 LAST = 0.5
 # An evaluation on n tokens is off by this share of the loss over the root of n. Those of case B1's published log, of
-# 3.3 M tokens each, stray from their neighbours by 3.7 (benchmarks/compare_power.py).
+# 3.3 M tokens each, differ from their neighbours by 3.7 (benchmarks/compare_power.py).
 EVALUATION_NOISE = 4.0
-EVALUATED_TOKENS = 100_000  # assumed where there are only evaluations, and nobody says how large
+EVALUATED_TOKENS = 100_000  # assumed where there are only evaluations of unknown size
 
 Points = tuple[list[float], list[float]]
 
@@ -325,7 +328,8 @@ Points = tuple[list[float], list[float]]
 @dataclass(frozen=True)
 class Meeting:
     """Two losses at the same place. `at`: tokens, steps, FLOPs, hours or money. `interval`: by which share of the other
-    loss the one is lower."""
+    loss the one is lower.
+    """
 
     axis: Axis
     split: Literal["validation", "training"]
@@ -360,17 +364,14 @@ def positions(subject: Subject, curve: Curve, axis: Axis) -> Points | None:
 
 
 def _seconds(subject: Subject, curve: Curve) -> list[float] | None:
-    """Return the seconds as measured, else by the step time, measured or predicted."""
+    """Return measured seconds, else by the step time, measured or predicted."""
     if curve.seconds_s:
         return list(curve.seconds_s)
     return [step * subject.step_s.expected_s for step in curve.steps] if subject.step_s else None
 
 
 def meet(one: Subject, other: Subject, axis: Axis) -> Meeting | None:
-    """Find where the two can be compared on this axis; None where nothing is common.
-
-    Tokens are steps where nobody says how many tokens a step has.
-    """
+    """Find where the two can be compared on this axis; None where nothing is common. Unknown tokens count as steps."""
     if axis == "tokens" and one.tokens_per_step is None and other.tokens_per_step is None:
         axis = "steps"
     training = [positions(subject, subject.train, axis) for subject in (one, other)]
@@ -386,7 +387,7 @@ def meet(one: Subject, other: Subject, axis: Axis) -> Meeting | None:
 
 
 def _floor(one: Subject, other: Subject) -> float:
-    """Return what no curve shows: another seed, and another sample of the validation text."""
+    """Return the noise that no curve shows: another seed, and another sample of the validation text."""
     seeds = 2 * SEED_TO_SEED**2
     if _same_evaluation(one, other):
         return math.sqrt(seeds)
@@ -448,7 +449,6 @@ def _by_validation(axis: Axis, one: Points, other: Points, floor: float) -> Meet
 
 
 def _at(points: Points, x: float) -> float:
-    """Return the loss at a place, straight in the logarithm between neighbours."""
     xs, losses = points
     i = bisect_left(xs, x * (1 - 1e-9))
     if i >= len(xs):

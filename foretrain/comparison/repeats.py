@@ -1,8 +1,8 @@
-"""How far the speed of one run is from that of the same run started again, learned where such repeats are given.
+"""The scatter of speed between starts of the same run, learned from repeats.
 
-Repeats are runs on one device in which no setting differs that could change the speed. What is left of their distance
-after the noise within each is the scatter between starts. Few repeats tell little of a deviation, so the assumption
-counts as ASSUMED_AS further degrees of freedom, the way empirical Bayes shrinks variances (Smyth 2004,
+Repeats are runs on one device without a differing setting that could change the speed. Their distance beyond the noise
+within each is the scatter between starts. Few repeats tell little of a deviation, so the assumption counts as
+ASSUMED_AS further degrees of freedom, the way empirical Bayes shrinks variances (Smyth 2004,
 doi:10.2202/1544-6115.1027), with Student's t; repeats that agree better than assumed never widen an interval.
 """
 
@@ -32,7 +32,8 @@ _Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
 
 class Interval(Record):
     """A relative difference (0.03: 3%) and the bounds of its 99% interval. `count`: values of the shorter series.
-    `beyond`: the interval leaves out zero."""
+    `beyond`: the interval excludes zero.
+    """
 
     share: float
     low: float
@@ -71,7 +72,7 @@ def bootstrap(
 ) -> tuple[float, float, float]:
     """Return (middle, its standard error, degrees of freedom) by a circular moving-block bootstrap.
 
-    With fewer than FEWEST values the error is NaN: they cannot tell.
+    With fewer than FEWEST values the error is NaN.
     """
     centre = middle(values)
     if len(values) < FEWEST_VALUES:
@@ -130,31 +131,32 @@ def _half(error_a: float, df_a: float, error_b: float, df_b: float, floor: float
     return math.hypot(t * error, _Z * floor)
 
 
-# A card slows as it warms up, so the whole of a long run is no match for a short one. Time since the start counts, not
-# the number of steps: it is what warms a card, and a resumed run starts again.
+# A card slows as it warms up, so the whole of a long run does not compare with a short one. Time since the start of the
+# process counts, not steps: it warms a card.
 
 UNLIKE = 1.25  # runs whose lengths differ by less are taken whole
 LEAST = 10  # steady steps of each in the stretch, at least
-# A card's step drifts by about 2 % as it warms up; as a deviation, where the stretch cannot be cut out of a run.
+# A card's step drifts by about 2% as it warms up; as a deviation, where the common part cannot be cut out of a run.
 WARM_UP = 0.01
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """Steady steps of each run, in their order. `seconds_s`: how long the stretch is; None where all is compared.
-    `floor`: the deviation that comes on top where runs of unlike lengths have too few steps in common."""
+    """Steady steps of each run, in their order. `seconds_s`: the length of the common part; None where all is compared.
+    `floor`: the additional deviation where runs of unlike lengths have too few steps in common.
+    """
 
     times_s: tuple[tuple[float, ...], ...]
     seconds_s: float | None = None
     floor: float = 0.0
 
     def slower(self, number: int, all_s: float) -> float:
-        """Return how many times as long as `all_s` a step of this stretch takes."""
+        """Return how many times as long as `all_s` a step of this part takes."""
         return median(self.times_s[number]) / all_s if self.seconds_s is not None else 1.0
 
 
 def shared(subjects: Sequence[Subject]) -> Stretch:
-    """Return the stretch of measured runs. Where nobody says which step a time is of, everything."""
+    """Return the common part of measured runs; everything where the steps of the times are unknown."""
     whole = Stretch(tuple(subject.step_times_s for subject in subjects))
     if not all(subject.step_times_s and subject.steps_since_start for subject in subjects):
         return whole
@@ -180,7 +182,8 @@ FEWEST_DEGREES = 2  # degrees of freedom: three runs of the same settings, or tw
 
 class Scatter(Record):
     """From start to start on one device, as shares of a step. `runs`: labels of the repeats, by settings. `assumed`:
-    without repeats; `seen`: of the repeats, as a standard deviation; `counted`: what intervals are made of."""
+    without repeats; `seen`: of the repeats, as a standard deviation; `counted`: used for intervals.
+    """
 
     device: str
     runs: tuple[tuple[str, ...], ...]
@@ -202,7 +205,7 @@ def are_repeats(found: Sequence[Setting], subjects: Sequence[Subject], one: int,
 
 
 def learned(subjects: Sequence[Subject], found: Sequence[Setting]) -> tuple[list[Subject], tuple[Scatter, ...]]:
-    """Return the subjects with the scatter of their device, and what was learned, by device."""
+    """Return the subjects with the scatter of their device, and the scatters, by device."""
     by_device: dict[str, list[list[Subject]]] = defaultdict(list)
     for group in _groups(subjects, found):
         by_device[_device(group[0])].append(group)

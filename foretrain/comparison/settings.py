@@ -1,8 +1,7 @@
-"""Which settings differ between subjects, in what group, and what each of them can change: speed, memory, learning.
+"""Settings that differ between subjects, their groups, and what each of them can change: speed, memory, learning.
 
-A setting is an option, or one decision that several options carry out: the micro-batch and its accumulation at equal
-tokens per step, the learning rate and the end of its decay. What one side does not say is unknown, which is not a
-difference.
+A setting is an option, or one decision by several options: the micro-batch and its accumulation at equal tokens per
+step, the learning rate and the end of its decay. What one side does not tell is unknown, which is not a difference.
 """
 
 import math
@@ -59,7 +58,6 @@ class Setting(Record):
         return any(value != self.known[0] for value in self.known)
 
     def differs_between(self, one: int, other: int) -> bool:
-        """Return whether two subjects, by their numbers, both say a value, and unlike ones."""
         a, b = self.values[one], self.values[other]
         return a is not None and b is not None and a != b
 
@@ -68,19 +66,19 @@ class Setting(Record):
 
 
 def is_compared(name: str) -> bool:
-    """Return whether an option says something of the training: not where its files go, nor what a kWh costs."""
+    """Return whether an option matters to the training, unlike file locations or the price of a kWh."""
     option = DECLARED.get(name)
     return option is not None and option.compared and not option.inert and option.group in GROUP_OF_OPTIONS
 
 
 def of_config(config: RunConfig, gpu: Gpu | None, step: StepName) -> dict[str, Any]:
-    """Return what a config settles. Automatic choices are those that the card decides, where it is known."""
+    """Return what a config settles. Automatic choices are those of the card, where it is known."""
     known: dict[str, Any] = {name: getattr(config, name) for name in OPTIONS if is_compared(name)}
     if config.dtype == "auto":
         known["dtype"] = choose_dtype(config, gpu, step)[0] if gpu else None
     if config.attention == "auto":  # on a CPU a measurement decides
         known["attention"] = "sdpa" if gpu and gpu.kind != "cpu" else None
-    if config.dataset != BUILT_IN:  # its own files say how it was cut, not this option
+    if config.dataset != BUILT_IN:  # its own files tell how it was cut, not this option
         known["tokenizer"] = None
     known["batch_size"] = config.batch_size
     known["gradient_accumulation_steps"] = config.gradient_accumulation_steps
@@ -92,7 +90,7 @@ def of_config(config: RunConfig, gpu: Gpu | None, step: StepName) -> dict[str, A
 
 
 def of_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options of fine-tuning under the names that pretraining has for the same; none of adapters without any."""
+    """Return options of fine-tuning under pretraining's names; none of adapters without any."""
     found = {"gradient_accumulation_steps" if name == "grad_accum" else name: each for name, each in options.items()}
     return {name: each for name, each in found.items() if found.get("method") != "full" or not name.startswith("lora_")}
 
@@ -102,7 +100,7 @@ def of_gpu(gpu: Gpu | None) -> dict[str, Any]:
 
 
 def between(subjects: Sequence[Subject]) -> tuple[Setting, ...]:
-    """Return every setting that differs, or that only some of the subjects say; groups in their order."""
+    """Return every setting that differs, or that only some of the subjects tell; groups in their order."""
     sides = [_decisions(subject.settings) for subject in subjects]
     _join_rates(sides)
     idle = {name for subject in subjects for name in _idle(subject.settings)}
@@ -122,7 +120,7 @@ def between(subjects: Sequence[Subject]) -> tuple[Setting, ...]:
 
 
 def _idle(settings: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what another option, the device or the dtype makes idle, which is no difference."""
+    """Yield what another option, the device or the dtype makes idle, which is not a difference."""
     yield from (name for name, _, _ in unread(settings))
     here = settings.get("gpu_kind"), settings.get("dtype")
     yield from (name for name, option in OPTIONS.items() if option.idle_on(*here))
@@ -137,7 +135,7 @@ def kind_of(name: str) -> tuple[Group, tuple[Effect, ...]]:
 
 
 def _decisions(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is compared of the settings; the split of a step as one decision."""
+    """Return the compared settings; the split of a step is one decision."""
     found = {name: value for name, value in settings.items() if is_compared(name)}
     found |= {name: settings[name] for name in _OTHERS if settings.get(name) is not None}
     micro, accumulation = settings.get("batch_size"), settings.get("gradient_accumulation_steps")
@@ -149,7 +147,7 @@ def _decisions(settings: Mapping[str, Any]) -> dict[str, Any]:
 def _join_rates(sides: list[dict[str, Any]]) -> None:
     """Count the end of the decay as part of the learning rate where that differs, else as a setting of its own.
 
-    Of the split, only the micro-batch counts: its accumulation follows from the tokens of a step.
+    Of the split, only the micro-batch counts: its accumulation follows from the tokens per step.
     """
     rates = {side[RATE] for side in sides if RATE in side}
     if len(rates) > 1:
@@ -193,8 +191,7 @@ _GPT2 = {50257, 50304}
 
 
 def reasons(one: Subject, other: Subject) -> tuple[str, ...]:
-    """Return what the two are known to have different of: vocab_size, tokenizer, dataset, unit. Unknown is not
-    different."""
+    """Return what is known to differ: vocab_size, tokenizer, dataset, unit."""
     found = []
     a, b = one.settings, other.settings
     sizes = {a.get("vocab_size"), b.get("vocab_size")} - {None}
@@ -219,9 +216,9 @@ def _other_text(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def brought_together(one: Subject, other: Subject) -> tuple[Subject, Subject, Basis, tuple[str, ...]]:
-    """Return the two with losses that may be compared, in what unit, and what is different of them.
+    """Return the two with comparable losses, their unit, and what differs.
 
-    Basis "not": bytes per token are not known of both, so nothing can be compared.
+    Basis "not": bytes per token are unknown of one, so nothing can be compared.
     """
     different = reasons(one, other)
     if not different:
@@ -233,7 +230,7 @@ def brought_together(one: Subject, other: Subject) -> tuple[Subject, Subject, Ba
 
 
 def in_bits(subject: Subject) -> Subject | None:
-    """Return the losses in bits per byte of text; None where it is not known how many bytes a token has."""
+    """Return the losses in bits per byte of text; None where the bytes per token are unknown."""
     per_token = subject.bytes_per_token
     if subject.val_unit not in ("nats a token", "bits a byte"):
         return None

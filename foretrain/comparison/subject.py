@@ -1,6 +1,6 @@
 """`Subject`: one thing to compare, whatever it was read from: a run, a plan, a config, a log, a tracker's table.
 
-What a source does not say is None, or is missing from `settings`: unknown is never taken as equal.
+What a source does not tell is None, or missing in `settings`: unknown is never taken as equal.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,8 @@ Source = Literal["measured", "measured (log)", "estimated", "traced", "calibrate
 
 class Curve(Record):
     """Losses by optimizer step, in nats per token or bits per byte; `seconds_s` since the start, empty if unknown. Only
-    finite losses, steps ascending."""
+    finite losses, steps ascending.
+    """
 
     steps: tuple[int, ...] = ()
     losses: tuple[float, ...] = ()
@@ -52,10 +53,10 @@ class Memory(Record):
 class Subject:
     """One side of a comparison. `step_times_s`: steady steps as measured; `step_s`: the step, measured or predicted.
 
-    `steps_since_start`: which step after the start of its process each was, empty if unknown. `start_scatter`:
-    deviation of its speed from start to start, as learned from repeats. `settings`: option -> value, with gpu, program
-    and tokens_per_step. `val_unit`: of `val`. `world`: ranks that share a step; `devices`: their cards. Figures of
-    memory are of one rank, all others of all.
+    `steps_since_start`: each one's step after the start of its process, empty if unknown. `start_scatter`: deviation of
+    its speed from start to start, from repeats. `settings`: option -> value, with gpu, program and tokens_per_step.
+    `val_unit`: of `val`. `world`: ranks that share a step; `devices`: their cards. Figures of memory are of one rank,
+    all others of all.
     """
 
     label: str
@@ -102,7 +103,7 @@ class Subject:
         return self.used.flops_per_token if self.used else None
 
     def cost_per_hour(self) -> float | None:
-        """Return the rent of an hour of all cards, else its electricity by the power model of plans."""
+        """Return the hourly rent of all cards, else their electricity by the plans' power model."""
         if self.gpu is None:
             return None
         config = self.config or RunConfig()
@@ -115,7 +116,6 @@ class Subject:
         return self.devices * drawn.expected_w * 3600 / JOULES_PER_KWH * config.price_per_kwh
 
     def with_speed(self, step_s: Range, source: Source) -> "Subject":
-        """Return the same with this step time, and the MFU that follows from it."""
         used = None
         if self.config is not None and self.gpu is not None:
             each_s = step_s.expected_s * self.devices  # as one card would take that is as quick as each of them
@@ -125,8 +125,9 @@ class Subject:
 
 
 def curve(points: Sequence[tuple[int, float, float | None]]) -> Curve:
-    """Make the curve of (step, loss, seconds or None). A step that comes again, as after a resume, replaces the later
-    ones. Losses that are not finite are left out."""
+    """Make the curve of (step, loss, seconds or None). A repeated step, as after a resume, replaces the later ones.
+    Only finite losses count.
+    """
     kept: list[tuple[int, float, float | None]] = []
     for point in points:
         while kept and kept[-1][0] >= point[0]:

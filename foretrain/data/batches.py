@@ -1,7 +1,6 @@
 """Batches of a split's tokens: which rows a step sees, and tensors of them.
 
-Rows are read as the files have them (2 or 4 bytes a token) by whatever thread asks; tensors are made from them where
-they are used.
+Rows are read as in the files (2 or 4 bytes per token) by any thread; tensors are made where they are used.
 """
 
 from bisect import bisect_right
@@ -125,7 +124,7 @@ _SCAN_TOKENS = 2**23
 class TokenFile:
     """Token ids of one split, read by position. Reads copy: a file that shrinks is an error, not a crash.
 
-    The parts of a mixture lie one behind the other, so a position says its part too.
+    The parts of a mixture follow one another, so a position identifies its part.
     """
 
     def __init__(self, info: DatasetInfo, split: str, vocab_size: int, *, verify: bool = True) -> None:
@@ -146,8 +145,7 @@ class TokenFile:
             reader.close()
 
     def rows(self, starts: np.ndarray, length: int) -> np.ndarray:
-        """Return `length` ids from each start: len(starts) x length. Raises UserError where a file is not what was
-        written."""
+        """Return `length` ids from each start: len(starts) x length. Raises UserError where a file has changed."""
         rows = np.empty((len(starts), length), dtype=self._dtype)
         for row, start in zip(rows, starts.tolist(), strict=True):
             part = bisect_right(self.ends, start)
@@ -169,7 +167,7 @@ class TokenFile:
             self._check(ids, reader.segments[0].path)
 
     def _check(self, ids: np.ndarray, path: Path) -> None:
-        """Raise UserError for an id without a row in the embedding, which would kill a CUDA process."""
+        """Raise UserError for an id without a row in the embedding, which would crash a CUDA process."""
         if ids.size and (largest := int(ids.max())) >= self.vocab_size:
             raise UserError("data.id_beyond_vocab", path=str(path), id=largest, vocab_size=self.vocab_size)
 
@@ -228,9 +226,9 @@ def train_starts(
     rank: int = 0,
     world_size: int = 1,
 ) -> Iterator[np.ndarray]:
-    """Yield the first tokens of each micro-batch of one optimizer step; these only cut the same rows differently.
+    """Yield the first tokens of each micro-batch of one optimizer step, which micro-batches only cut differently.
 
-    `accumulation` is what this process carries out of them: with several, `rank` takes every `world_size`-th.
+    `accumulation` is this process's part of them: with several, `rank` takes every `world_size`-th.
     """
     first = tokens.starts(order, seed, TRAIN, step, batch_size * accumulation * world_size, block)
     for micro in range(rank, accumulation * world_size, world_size):

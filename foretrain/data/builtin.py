@@ -24,7 +24,6 @@ def built_in_path(config: RunConfig) -> Path:
 
 
 def prepare_built_in(config: RunConfig) -> DatasetInfo:
-    """Return the corpus, made if it is not there. The folder appears under its name only when it is complete."""
     path = built_in_path(config)
     if not (path / "meta.json").is_file():
         try:

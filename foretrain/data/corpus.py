@@ -61,7 +61,7 @@ def fingerprint() -> str:
 
 
 def size_bytes(split: str) -> int:
-    """Return the bytes of a split, a separator for each file included: its length in tokens of the byte tokenizer."""
+    """Return the bytes of a split with a separator per file: its length in tokens of the byte tokenizer."""
     return sum(file.size_bytes + 1 for file in files() if file.split == split)
 
 
@@ -72,14 +72,13 @@ def documents(split: str) -> Iterator[bytes]:
             yield (base / file.relative).read_bytes()
 
 
-# Vocabulary and tokens come, in this order, from what the config sets, what the log or the dataset on this machine
-# says, what nanoGPT's own datasets have, nanoGPT's default. What was taken without having seen the data is an
-# assumption, and a plan says so.
+# Vocabulary and tokens come, in this order, from the config, the log or the dataset on this machine, nanoGPT's own
+# datasets, nanoGPT's default. Without a look at the data they are an assumption, which a plan reports.
 
 
 @dataclass(frozen=True)
 class Published:
-    """A dataset that nanoGPT prepares. `vocab_size` is what its meta.pkl says; None where it writes none."""
+    """A dataset that nanoGPT prepares. `vocab_size`: in its meta.pkl; None where it writes none."""
 
     train_tokens: int
     vocab_size: int | None = None
@@ -96,8 +95,9 @@ NANOGPT_DATASETS = {
 
 @dataclass(frozen=True)
 class ConfigData:
-    """A config with its dataset's vocabulary, the tokens of the training split, where they are known from, the dataset
-    where it is here, and what was assumed."""
+    """A config with its dataset's vocabulary, the tokens of the training split and their source, the dataset if it is
+    here, and the assumptions.
+    """
 
     config: RunConfig
     tokens: int | None
@@ -113,10 +113,10 @@ def data_of_config(
     find: Callable[[str], DatasetInfo | None] | None = None,
     built_in_tokens: Callable[[], int] | None = None,
 ) -> ConfigData:
-    """Return the config with what its dataset settles. `logged_vocab_size`: what a log of the run printed.
+    """Return the config with what its dataset settles. `logged_vocab_size`: printed by a log of the run.
 
-    `find`: how a dataset is looked for by its name; `built_in_tokens`: how long the built-in corpus is. Raises
-    UserError 'data.…' for a dataset that cannot be used.
+    `find`: looks for a dataset by its name; `built_in_tokens`: length of the built-in corpus. Raises UserError 'data.…'
+    for an unusable dataset.
     """
     from foretrain.data import dataset
 
@@ -129,7 +129,7 @@ def data_of_config(
     if info is not None:
         own = _with_vocabulary(resolved, logged_vocab_size or info.vocab_size)
         return ConfigData(own, info.train_tokens, info.remote or info.path, info)
-    named = "dataset" in resolved.sources  # a default says nothing of what somebody will train on
+    named = "dataset" in resolved.sources  # a default tells nothing of the user's data
     known = NANOGPT_DATASETS.get(config.dataset) if named else None
     tokens, source = (known.train_tokens, "nanoGPT's own") if known else (None, "unknown")
     if "vocab_size" in resolved.sources or logged_vocab_size:

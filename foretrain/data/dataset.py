@@ -1,7 +1,7 @@
-"""What a prepared dataset is, read from its files without torch or numpy: our shards, nanoGPT's layout and others.
+"""A prepared dataset, read from its files without torch or numpy: our shards, nanoGPT's layout and others.
 
-data/token_layout.py says which files hold the tokens. Here is what they are: counts, vocabulary, tokenizer, a
-fingerprint. foretrain's own index states all of it; beside nanoGPT's files `meta.json` or `meta.pkl` may.
+data/token_layout.py finds the files with tokens. Here are counts, vocabulary, tokenizer, and a fingerprint: foretrain's
+own index has all of it; beside nanoGPT's files `meta.json` or `meta.pkl` may.
 """
 
 import hashlib
@@ -21,12 +21,12 @@ BUILT_IN = "python-stdlib"
 # Tables of 150,000 characters take less than 3 MB. An opcode of one byte makes an object of 72.
 _MAX_PICKLE_BYTES = 4 * 2**20
 MAX_VOCABULARY = 1 << 32  # ids are uint32 at most
-# Of the built-in corpus, by its tokenizer; bpe is trained to the size that is asked for.
+# Of the built-in corpus, by its tokenizer; bpe is trained to the wanted size.
 BUILT_IN_VOCABULARY = {"byte": 256, "gpt2": 50257}
 
 
 class DatasetInfo(Record):
-    """A dataset on disk. `vocab_size` and `tokenizer` are None where its files do not say.
+    """A dataset on disk. `vocab_size` and `tokenizer` are None where its files do not tell.
 
     `format`: foretrain, nanogpt, npy, llmc, or mix, which has `parts`. `remote`: where the shards are fetched from.
     """
@@ -68,16 +68,16 @@ def find(name: str) -> Path | None:
 
 
 def read_info(path: Path, remote: str | None = None) -> DatasetInfo:
-    """Read the dataset in a folder. Raises UserError 'data.…' when a file is missing, empty or not what it should be.
+    """Read the dataset in a folder. Raises UserError 'data.…' when a file is missing, empty or wrong.
 
-    `remote`: where its shards are, when the folder is a cache that has the index only.
+    `remote`: where its shards are, when the folder is a cache with the index only.
     """
     meta = _checked(read_meta(path), path)
     layout = read_layout(path, meta.get("dtype", "uint16"), present=remote is None)
     if layout.index is not None:
         meta = _of_index(layout)
     elif layout.format == "llmc" and layout.dtype == "uint16":
-        meta = {"tokenizer": "gpt2", **meta}  # what llm.c's magic for uint16 says
+        meta = {"tokenizer": "gpt2", **meta}  # by llm.c's magic for uint16
     return DatasetInfo(
         name=path.name if remote is None else remote.rstrip("/").rsplit("/", 1)[-1],
         path=str(path),
@@ -122,9 +122,9 @@ def _checked(meta: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _fingerprint(layout: Layout) -> str:
-    """Hash a dataset without an index, as nanoGPT's: sizes, and pieces of each file from end to end.
+    """Hash a dataset without an index: sizes, and pieces of each file from end to end.
 
-    Enough to notice that it was prepared again, without reading gigabytes at each start.
+    Enough to notice a new preparation without reading gigabytes at each start.
     """
     digest = hashlib.sha256()
     for split in SPLITS:
@@ -174,7 +174,7 @@ def read_meta_pickle(path: Path) -> dict[str, Any]:
 
 
 def check_usable(info: DatasetInfo, vocab_size: int, train_block: int, eval_block: int) -> None:
-    """Raise UserError when the dataset cannot feed this model: too few tokens, or ids that it has no rows for."""
+    """Raise UserError for too few tokens, or ids without rows in this model."""
     for part in info.parts:
         check_usable(part.dataset, vocab_size, train_block, eval_block)
     for split, count, block in (

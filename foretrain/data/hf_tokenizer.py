@@ -46,9 +46,9 @@ def files_of(tokenizer: Tokenizer, block_size: int) -> dict[str, str]:
 
 
 def byte_characters() -> dict[int, str]:
-    """Return the printable character that stands for each byte in a byte-level BPE (openai/gpt-2, encoder.py).
+    """Return the printable character for each byte in a byte-level BPE (openai/gpt-2, encoder.py).
 
-    Printable Latin-1 stands for itself; the other 68 bytes, in order, are the characters from U+0100 on.
+    Printable Latin-1 is itself; the other 68 bytes, in order, are the characters from U+0100 on.
     """
     own = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in own]
@@ -107,11 +107,11 @@ def _document(model: Any, before: Any, decoder: Any, special: dict[str, int]) ->
     }  # fmt: skip
 
 
-# llama.cpp (src/llama-vocab.cpp, conversion/base.py) knows the rules that cut text into words by name only, each a
-# pattern in its own code. A tokenizer whose pattern it does not have is not written: it would give other ids.
+# llama.cpp (src/llama-vocab.cpp, conversion/base.py) knows pre-tokenizer patterns by name only. A tokenizer with
+# another pattern is not written: it would give other ids.
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)  # llama.cpp's kinds of tokens
-_SPACE = "\u2581"  # what stands for a space in SentencePiece's vocabularies
+_SPACE = "\u2581"  # a space in SentencePiece's vocabularies
 _GPT2 = "gpt-2"
 _END = r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+" + _END
@@ -122,7 +122,7 @@ _PATTERNS = {(_LLAMA3, True): "llama-bpe", (_LLAMA3, False): "dbrx", (_LLAMA3.re
 def keys_of(tokenizer: Tokenizer, vocab_size: int, separator: int | None) -> dict[str, Any] | None:
     """Return GGUF's keys for a model with so many rows; None for a tokenizer that llama.cpp cannot hold.
 
-    `separator`: what ends a document. It begins one, too, but is not put before a prompt, as it never was in training.
+    `separator`: ends a document. It begins one, too, but is not put before a prompt, as it never was in training.
     """
     if isinstance(tokenizer, CharTokenizer):
         return _gguf_characters(tokenizer.ids, vocab_size)
@@ -131,7 +131,7 @@ def keys_of(tokenizer: Tokenizer, vocab_size: int, separator: int | None) -> dic
         return None
     made = json.loads(document)
     if isinstance(tokenizer, ByteTokenizer):
-        # Byte 0 ends a document. Under its own character, which texts may have, it would be taken for that.
+        # Byte 0 ends a document. Its own character may occur in texts, so it gets a name.
         made["added_tokens"] = [{"id": separator, "content": "<|endoftext|>", "special": True}]
     model = made.get("model") or {}
     if model.get("type") != "BPE" or not isinstance(model.get("vocab"), dict):
@@ -150,7 +150,7 @@ def _gguf_byte_level(made: Mapping[str, Any], vocab_size: int) -> dict[str, Any]
     if rule is None or model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
         return None
     tokens, kinds = _listed(model["vocab"], made.get("added_tokens") or (), vocab_size)
-    nothing = byte_characters()[0] * 2  # GGUF has no empty list; this pair is never met, as nothing makes its parts
+    nothing = byte_characters()[0] * 2  # GGUF has no empty list; this pair never occurs, as nothing makes its parts
     return {
         "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": rule,
         "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": kinds,
@@ -182,10 +182,10 @@ def _words_rule(made: Mapping[str, Any], merges: Sequence[str]) -> str | None:
 
 
 def _sentence_pieces(made: Mapping[str, Any], vocab_size: int) -> dict[str, Any] | None:
-    """Return a BPE over characters with bytes to fall back on, as Llama 2's.
+    """Return a BPE over characters with byte fallback, as Llama 2's.
 
-    llama.cpp joins two neighbours wherever their text is a token, the token with the highest score first. That is the
-    same as merges in their order only where every way to make a token is a merge, as in SentencePiece's vocabularies.
+    llama.cpp joins two neighbours wherever their text is a token, the token with the highest score first. That equals
+    merges in their order only where every way to make a token is a merge, as in SentencePiece's vocabularies.
     """
     model = made["model"]
     vocabulary: dict[str, int] = model["vocab"]
@@ -237,8 +237,8 @@ def _begins_with_space(made: Mapping[str, Any]) -> bool | None:
 def _gguf_characters(ids: Mapping[str, int], vocab_size: int) -> dict[str, Any] | None:
     """Return a table of characters as a vocabulary without merges and special tokens, for llama.cpp: RWKV's.
 
-    It looks for the longest token, and would look for ever where a text begins as one and does not go on. So all
-    characters must be single bytes, and every row one of them.
+    It looks for the longest token, and would loop where a text begins as one and does not continue. So all characters
+    must be single bytes, and every row one of them.
     """
     tokens = {id: character for character, id in ids.items()}
     if sorted(tokens) != list(range(vocab_size)) or not all(c.isascii() and len(c) == 1 for c in tokens.values()):

@@ -28,7 +28,7 @@ _SEPARATORS = {"gpt2": 50256, "byte": 0}
 
 
 class SplitSummary(Record):
-    """What is known of a split. None: its files do not say, and it was not counted.
+    """A split's figures. None: unknown by its files, and not counted.
 
     `length_histogram`: bin b has the documents of 2^(b-1) to 2^b - 1 tokens, separator included.
     """
@@ -158,8 +158,7 @@ def document_at(reader: TokenReader, separator: int, number: int, index_document
     raise UserError("data.no_document", path=path, number=number, count=before)
 
 
-# Digests are of foretrain's own index, which has one of itself. What has no index is held against what its headers and
-# its meta file say.
+# Only foretrain's own index has digests. Without one, headers and the meta file are checked.
 
 _PIECE_BYTES = 2**20
 Progress = Callable[[int], None]  # bytes looked at since the last call
@@ -167,7 +166,7 @@ Progress = Callable[[int], None]  # bytes looked at since the last call
 
 @dataclass(frozen=True)
 class Verified:
-    """What was looked at, and what is wrong. `checked_bytes` were held against a digest."""
+    """What was checked, and what is wrong. `checked_bytes` have a digest."""
 
     files: int
     size_bytes: int
@@ -193,7 +192,7 @@ def segments_of(info: DatasetInfo) -> list[tuple[DatasetInfo, Segment]]:
 
 
 def verify(info: DatasetInfo, progress: Progress = lambda count: None, threads: int = 0) -> Verified:
-    """Look at all of a dataset. `threads` 0: one for each core. Raises UserError where the index itself is wrong."""
+    """Check all of a dataset. `threads` 0: one for each core. Raises UserError where the index itself is wrong."""
     started, found = time.monotonic(), segments_of(info)
     lock = threading.Lock()
 
@@ -260,10 +259,10 @@ _COUNTED_TOKENS = 2**22
 
 
 def unigram_entropy(info: DatasetInfo) -> float | None:
-    """Return the cross-entropy in nats a token of the validation split under the training split's token frequencies.
+    """Return the cross-entropy in nats per token of the validation split under the training split's token frequencies.
 
-    It is the loss of the best model that knows how often tokens occur and nothing of their order; a language model must
-    be well below. None where the files are not there or numpy is not installed. At most 50 M tokens are read.
+    A language model must be well below this loss, which knows nothing of order. None where the files are not there or
+    numpy is not installed. At most 50 M tokens are read.
     """
     fetched = info.remote or any(part.dataset.remote for part in info.parts)
     if importlib.util.find_spec("numpy") is None or fetched:

@@ -46,7 +46,7 @@ def locate(name: str) -> DatasetInfo | None:
 
 
 def read_mix(path: Path) -> DatasetInfo:
-    """Read the mixture in a TOML file, its parts found and held against each other. Raises UserError 'data.…'."""
+    """Read the mixture in a TOML file, with its parts found and compared. Raises UserError 'data.…'."""
     parts = {}
     for name, weight in read_weights(path).items():
         beside = path.parent / name
@@ -113,13 +113,13 @@ def make_mix(name: str, path: str, found: dict[str, tuple[DatasetInfo, float]]) 
 
 
 def _compared(first: DatasetInfo, other: DatasetInfo) -> tuple[str, ...]:
-    """Return what must be the same. The digest decides: a BPE has another name where it was trained."""
+    """Return what must match. The digest decides: a trained BPE has another name."""
     digests = first.tokenizer_sha256, other.tokenizer_sha256
     keys: tuple[str, ...] = ("tokenizer",)
     if None not in digests:
         keys = ("tokenizer_sha256",) if digests[0] == digests[1] else ("tokenizer", "tokenizer_sha256")
     known = first.vocab_size is not None and other.vocab_size is not None
-    # llm.c's files say which tokenizer, and neither its digest nor how many ids it has.
+    # llm.c's files name the tokenizer, without its digest or number of ids.
     return keys if first.tokenizer is not None and not known else (*keys, "vocab_size")
 
 

@@ -1,8 +1,8 @@
-"""Prepared shards at an address (s3://, gs://, hf://, …): read through a folder of this machine, by way of fsspec.
+"""Prepared shards at an address (s3://, gs://, hf://, …): read through a folder of this machine, by fsspec.
 
-The index comes first, and says all that a plan needs. Shards come when they are needed, each into a `.part` file that a
-broken connection leaves to be gone on with, and get their name when their digest is right. The cache is bounded: before
-a shard is fetched, shards of other datasets, those used longest ago first, make room for it.
+The index comes first, which is enough for a plan. Shards come when needed, each into a `.part` file that a broken
+connection leaves to be resumed, and get their name when their digest is right. The cache is bounded: the least recently
+used shards of other datasets make room for a new one.
 """
 
 import contextlib
@@ -46,9 +46,9 @@ def limit_bytes() -> int:
 
 
 def read_remote(url: str) -> DatasetInfo:
-    """Read the dataset at an address, of which only the index and the tokenizer are fetched. Raises UserError.
+    """Read the dataset at an address, fetching only the index and the tokenizer. Raises UserError.
 
-    Where the address cannot be reached, an index that was fetched before serves.
+    Where the address cannot be reached, an earlier index serves.
     """
     folder = folder_of(url)
     try:
@@ -70,7 +70,7 @@ def no_bar(label: str, total: int) -> AbstractContextManager[Progress]:
 
 
 def fetch(info: DatasetInfo, bar: Bar = no_bar) -> None:
-    """Bring what is not here of a dataset, or of the parts of a mixture. Raises UserError."""
+    """Fetch the missing files of a dataset, or of the parts of a mixture. Raises UserError."""
     for part in info.parts:
         fetch(part.dataset, bar)
     if info.remote is not None:
@@ -79,7 +79,7 @@ def fetch(info: DatasetInfo, bar: Bar = no_bar) -> None:
 
 
 def fetch_all(info: DatasetInfo, progress: Progress = lambda count: None) -> None:
-    """Fetch every shard that is not here yet: rows come from anywhere, so a run needs them all. Raises UserError."""
+    """Fetch every missing shard: rows come from anywhere, so a run needs them all. Raises UserError."""
     assert info.remote is not None
     missing = list(missing_shards(info))
     needs = sum(segment.end for segment in missing)
@@ -98,7 +98,7 @@ def missing_shards(info: DatasetInfo) -> Iterator[Segment]:
 
 
 def fetch_shard(url: str, segment: Segment, progress: Progress = lambda count: None) -> None:
-    """Fetch one shard, or the rest of it; its digest decides. Raises UserError 'data.remote…' or 'disk.…'."""
+    """Fetch one shard, or the rest of it, and verify its digest. Raises UserError 'data.remote…' or 'disk.…'."""
     folder, part = segment.path.parent, segment.path.with_suffix(".part")
     with FileLock(folder / ".lock"):
         if segment.path.is_file():
@@ -189,7 +189,7 @@ def file_system(address: str) -> tuple[Any, str]:
 
 @contextlib.contextmanager
 def _reaching(url: str) -> Iterator[None]:
-    """Make a sentence of what a file system raises: each has classes of its own, so all are caught."""
+    """Make one sentence of a file system's errors: each has classes of its own, so all are caught."""
     try:
         yield
     except (UserError, FileNotFoundError):

@@ -27,8 +27,8 @@ INDEX = "dataset.json"
 PROGRESS = ".progress"
 SPLITS = ("train", "val")
 ITEM_BYTES = {"uint16": 2, "uint32": 4}
-INDEX_BYTES = 2**28  # most of an index or a preparation's state that is read: 40,000 shards of the usual size
-BLOCK_BYTES = 2**20  # what one digest of `Shard.blocks` covers
+INDEX_BYTES = 2**28  # most of an index or a preparation's state: 40,000 shards of the usual size
+BLOCK_BYTES = 2**20  # covered by one digest of `Shard.blocks`
 BLOCK_DIGEST_BYTES = 16  # the first 128 bits of a SHA-256
 DEFAULT_SHARD_TOKENS = 100_000_000
 HISTOGRAM_BINS = 40  # bin b counts documents of 2^(b-1) to 2^b - 1 tokens, separator included; bin 0 is empty
@@ -72,7 +72,8 @@ def _block_digests(value: Any) -> Any:
 
 class Shard(Record):
     """A token file. `documents` end in it; `blocks` has a digest for each `block_bytes` of the file, as one string of
-    bytes, since 100 GB of ids have 100,000 of them."""
+    bytes, since 100 GB of ids have 100,000 of them.
+    """
 
     file: str
     tokens: int = Field(gt=0)
@@ -99,7 +100,7 @@ class Shard(Record):
 
 
 class Split(Record):
-    """One split. `source_bytes` is the UTF-8 text that its tokens stand for, separators not counted."""
+    """One split. `source_bytes` is the UTF-8 text of its tokens, without separators."""
 
     tokens: int = 0
     documents: int = 0
@@ -119,8 +120,8 @@ class Split(Record):
 
 
 class TokenizerInfo(Record):
-    """Which tokenizer made the ids. `sha256` is over its vocabulary and rules, so a changed one is noticed; `request`
-    is what was asked for, as 'gpt2' or 'train-bpe 50257'.
+    """The tokenizer of the ids. `sha256` is over its vocabulary and rules, so a change is noticed; `request`: 'gpt2' or
+    'train-bpe 50257'.
     """
 
     name: str
@@ -130,7 +131,7 @@ class TokenizerInfo(Record):
 
 
 class Source(Record):
-    """What the ids were made from. `fingerprint` changes with the files, their sizes and times or etags."""
+    """The source of the ids. `fingerprint` changes with the files, their sizes and times or etags."""
 
     fingerprint: str
     description: str
@@ -153,7 +154,7 @@ class Settings(Record):
 class Counts(Record):
     empty: int = 0
     duplicates: int = 0
-    bad: int = 0  # lines that are no JSON, documents beyond the cap: left out on request (--skip-bad)
+    bad: int = 0  # lines that are not JSON, documents beyond the cap: left out on request (--skip-bad)
     replaced_utf8: int = 0  # documents whose invalid UTF-8 became U+FFFD; they are in a split
     separator_bytes: int = 0  # documents of the byte tokenizer that hold its separator; they are in a split
 
@@ -202,7 +203,7 @@ class DatasetIndex(Record):
 
 
 def sealed(record: Record, schema: str, key: str) -> Iterator[str]:
-    """Yield a record as its file has it, with a digest of itself, so that a flipped bit in it is found.
+    """Yield a record's file with a digest of itself, so that a flipped bit in it is found.
 
     The text of a long index is never in memory as a whole.
     """

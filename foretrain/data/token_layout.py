@@ -28,9 +28,8 @@ _MAX_NPY_HEADER = 10_000
 
 @dataclass(frozen=True)
 class Segment:
-    """`tokens` ids of one file, from byte `offset` on. `blocks`: digests, as in shards.Shard.
-
-    `sha256` is the whole file's. Both are empty where nobody wrote them down.
+    """`tokens` ids of one file, from byte `offset` on. `blocks`: digests, as in shards.Shard; `sha256`: the whole
+    file's; both empty where unknown.
     """
 
     path: Path
@@ -72,10 +71,9 @@ def is_dataset(folder: Path) -> bool:
 
 
 def read_layout(folder: Path, dtype: str = "uint16", *, present: bool = True) -> Layout:
-    """Read the layout of a folder. `dtype` is what files without a header hold.
+    """Read the layout of a folder. `dtype`: of files without a header.
 
-    `present`: shards that an index names must be here, as long as it says. Raises UserError 'data.…' with what is wrong
-    in which file.
+    `present`: shards of the index must be here, at full length. Raises UserError 'data.…' with the file and its fault.
     """
     if (folder / INDEX).is_file():
         return _foretrain(folder, check=present)
@@ -157,7 +155,7 @@ def _raw(path: Path, dtype: str) -> Segment:
 
 
 def _has_llmc_magic(path: Path) -> bool:
-    """Tell raw ids that begin so by chance by their size: the header says how many tokens follow."""
+    """Distinguish raw ids that begin so by chance by the file's size."""
     head = _head(path, 12)
     if len(head) < 12:
         return False
@@ -183,7 +181,7 @@ def _llmc(path: Path) -> Segment:
 
 
 def _npy(path: Path) -> Segment:
-    """Read numpy's header, a Python literal, as one; nothing in the file is ever run."""
+    """Read numpy's header, a Python literal, as data."""
     size = _size(path)
 
     def bad(reason: str) -> UserError:

@@ -1,7 +1,7 @@
 """Token ids by position, over the files of a layout. Read with pread, never mapped: a file that shrinks is an error.
 
-Where the index has digests, a block is checked the first time that something of it is read, so a flipped bit is found
-before it is trained on. No numpy: `foretrain data` works without.
+Where the index has digests, a block is verified at its first read, so a flipped bit is found before it is trained on.
+No numpy: `foretrain data` works without.
 """
 
 import os

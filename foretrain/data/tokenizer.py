@@ -51,11 +51,9 @@ class ByteTokenizer:
 
 
 class JsonTokenizer:
-    """Any tokenizer.json of the `tokenizers` library (`pip install 'foretrain[data]'`)."""
-
     name = "tokenizer.json"
     FILE, SETTINGS = "tokenizer.json", "tokenizer_config.json"
-    # What ends a text in vocabularies that are in use, where tokenizer_config.json does not say.
+    # End tokens of common vocabularies, where tokenizer_config.json does not tell.
     SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
 
     def __init__(self, text: str, separator: str | None = None, path: str = FILE) -> None:
@@ -67,7 +65,7 @@ class JsonTokenizer:
             raise UserError(
                 "data.bad_tokenizer", path=path, reason=(str(error).splitlines() or ["?"])[0][:200]
             ) from None
-        # Text is text: a separator that is spelled out in a document is not one, and nothing is cut or filled up.
+        # Text is text: a spelled-out separator in a document is not one, and nothing is cut or padded.
         self._fast.encode_special_tokens = True
         self._fast.no_truncation()
         self._fast.no_padding()
@@ -81,8 +79,8 @@ class JsonTokenizer:
 
     @classmethod
     def load(cls, folder: Path) -> "JsonTokenizer":
-        """Load a folder with tokenizer.json; the separator is eos_token of tokenizer_config.json, where it is there,
-        and eos_token_id of a model's config.json where nothing else tells, as of bytes that `foretrain export` wrote.
+        """Load a folder with tokenizer.json; the separator is eos_token of tokenizer_config.json, else eos_token_id of
+        a model's config.json, as of `foretrain export`.
         """
         try:
             settings = folder / cls.SETTINGS
@@ -153,7 +151,7 @@ class BpeTokenizer(JsonTokenizer):
 
 
 class TiktokenTokenizer:
-    """An encoding of tiktoken's; its vocabulary must be in tiktoken's cache, reachable, or saved in a folder before."""
+    """An encoding of tiktoken's; its vocabulary must be in tiktoken's cache, reachable, or saved in a folder."""
 
     SEPARATOR = "<|endoftext|>"
     RULES, RANKS = "tiktoken.json", "tiktoken.ranks"
@@ -170,7 +168,7 @@ class TiktokenTokenizer:
 
     @classmethod
     def load(cls, folder: Path, name: str) -> "TiktokenTokenizer":
-        """Load what is saved in the folder, without any network; by name where nothing is saved there."""
+        """Load from the folder, without any network; by name where nothing is saved there."""
         if not (folder / cls.RULES).is_file():
             return cls(name)
         try:
@@ -285,7 +283,7 @@ def digest_of(tokenizer: Tokenizer) -> str:
 
 
 def tokenizer_of(info: DatasetInfo) -> Tokenizer | None:
-    """Return the tokenizer that made a dataset's ids; None where its files do not say which it was.
+    """Return the tokenizer of a dataset's ids; None where its files do not tell.
 
     Raises UserError 'data.other_tokenizer' where the files beside the shards are of another one, or damaged.
     """

@@ -1,7 +1,7 @@
-"""A run's own model as lm-eval's kind of model, for architectures that Hugging Face has no layout for.
+"""A run's own model for lm-eval, for architectures without a Hugging Face layout.
 
-It does what lm-eval's own `hf` does with a folder, so both give the same figures: lm-eval's windows, contexts cut from
-the left, text until a stop sequence. Import this only where lm-eval is installed.
+It gives the figures of lm-eval's own `hf` on a folder: the same windows, contexts cut from the left, text until a stop
+sequence. Import this only where lm-eval is installed.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ Tell = Callable[[int, int], None]  # how many requests of how many are answered
 
 
 class OwnLM(_api.TemplateLM):
-    """lm-eval's interface over a model of foretrain's and its tokenizer."""
-
     max_gen_toks = 256  # as lm-eval's hf has it
 
     def __init__(
@@ -41,19 +39,16 @@ class OwnLM(_api.TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        """Return the id that begins a text without a context."""
         return self._words.separator
 
     @property
     def tokenizer_name(self) -> str:
-        """Name lm-eval's caches of requests, which are not used."""
         return self._words.name
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
         return list(self._words.encode(string.encode("utf-8", "replace")))
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
-        """Score whole texts, in windows without an overlap."""
         texts = [self.tok_encode(request.args[0]) for request in requests]
         answers = self._answer([self._rolling([self.prefix_token_id], ids) for ids in texts])
         return [total for total, _ in answers]
@@ -68,7 +63,7 @@ class OwnLM(_api.TemplateLM):
         )
 
     def _rolling(self, context: list[int], ids: list[int]) -> Pieces:
-        """Cut a text that is longer than the model's context as lm-eval does."""
+        """Cut a text longer than the context as lm-eval does."""
         cut = _windows.get_rolling_token_windows(ids, context[-1], self.max_length, 1)
         return [_windows.make_disjoint_window(pair) for pair in cut]
 
@@ -91,7 +86,7 @@ class OwnLM(_api.TemplateLM):
 
     @torch.no_grad()
     def _run(self, pieces: Pieces) -> list[tuple[float, bool]]:
-        """Run one batch, padded on the right, where a causal model sees nothing of it."""
+        """Run one batch, padded on the right, which a causal model does not see."""
         rows = [(context + ids)[-(self.max_length + 1) :] for context, ids in pieces]
         padded = torch.zeros(len(rows), max(map(len, rows)) - 1, dtype=torch.long)
         for row, ids in zip(padded, rows, strict=True):

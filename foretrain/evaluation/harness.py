@@ -1,7 +1,6 @@
-"""lm-eval's tasks: their names, what they need, and their metrics as records.
+"""lm-eval's tasks: their names, requirements, and metrics as records.
 
-lm-eval and datasets are others' code, loaded late. What a task lacks (a package, its data, a network) becomes one
-sentence.
+lm-eval and datasets are loaded late. What a task lacks (a package, its data, a network) becomes one sentence.
 """
 
 import contextlib
@@ -76,8 +75,9 @@ class _WithoutBars:
 
 @contextlib.contextmanager
 def offline_without_network() -> Iterator[None]:
-    """Let the Hub's libraries take what is in their cache at once where the Hub cannot be reached, and not try again
-    and again. A proxy is asked by them alone."""
+    """Let the Hub's libraries use their cache at once, without retries, where the Hub cannot be reached. They alone ask
+    a proxy.
+    """
     if _reached():
         yield
         return
@@ -92,7 +92,7 @@ def offline_without_network() -> Iterator[None]:
 
 
 def _reached() -> bool:
-    """Return whether the Hub takes a connection; True where that is not for this process to find out."""
+    """Return whether the Hub takes a connection; True where this process cannot find out."""
     if _constants.HF_HUB_OFFLINE or any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY")):
         return True
     address = urlsplit(_constants.ENDPOINT)
@@ -105,13 +105,13 @@ def _reached() -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """Return an error of a library in one line; its kind where it says nothing."""
+    """Return a library's error in one line; its kind where it has no text."""
     return next(iter(str(error).strip().splitlines()), "")[:200].rstrip(".") or type(error).__name__
 
 
 PACKAGE = "lm_eval"
-# Resamples for the standard error of a metric that is not a mean. With a thousand it is known to about 2 %; lm-eval's
-# command takes a hundred thousand, which is minutes of a processor for a task of 5,000 documents.
+# Resamples for the standard error of a metric that is not a mean. A thousand give it to about 2%; lm-eval's hundred
+# thousand take minutes for a task of 5,000 documents.
 RESAMPLES = 1000
 _MOST_NEAR = 3
 _lm_eval: Any = Later("lm_eval")
@@ -130,19 +130,19 @@ def need_harness() -> None:
 
 @dataclass(frozen=True)
 class Harness:
-    """The tasks that may be asked for. `own`: all that were asked for are of the user's own folder."""
+    """The available tasks. `own`: all are in the user's own folder."""
 
     manager: Any
     own: bool
 
     @property
     def version(self) -> str:
-        """Return it as in "lm_eval 0.4.13"."""
         return f"{PACKAGE} {importlib.metadata.version(PACKAGE)}"
 
     def load(self, name: str, shots: int | None) -> Any:
-        """Load the tasks and groups of a name with their data. Raises UserError where they cannot be had. A task that
-        is meant for no examples keeps none, whatever `shots`."""
+        """Load the tasks and groups of a name with their data. Raises UserError where they cannot be had. A task meant
+        for no examples keeps none, whatever `shots`.
+        """
         _seed()
         try:
             found = self.manager.load([name])
@@ -158,11 +158,10 @@ class Harness:
     def run(
         self, model: Any, name: str, loaded: Any, *, documents: int | None, shared: Mapping[str, Any]
     ) -> tuple[TaskScore, ...]:
-        """Run the tasks of one name, as `load` gave them. `shared`: what the records of all tasks say alike. Raises
-        UserError.
+        """Run the tasks of one name, from `load`. `shared`: fields that all records have. Raises UserError.
 
-        This is lm-eval's `evaluate`, with what its `simple_evaluate` sets before. That one also asks git and pip about
-        the machine for each name, which takes seconds and complains where there is no repository.
+        This is lm-eval's `evaluate`, with `simple_evaluate`'s settings. That one also asks git and pip about the
+        machine for each name, which takes seconds and complains without a repository.
         """
         _seed()
         if hasattr(model, "logits_cache"):
@@ -184,16 +183,16 @@ class Harness:
 
 
 def _seed() -> None:
-    """Set what lm-eval's command sets before it loads tasks: some draw examples or shuffle answers."""
+    """Seed as lm-eval's command does before it loads tasks: some draw examples or shuffle answers."""
     random.seed(_defaults.DEFAULT_RANDOM_SEED)
     np.random.seed(_defaults.DEFAULT_OTHER_SEED)
     torch.manual_seed(_defaults.DEFAULT_OTHER_SEED)
 
 
 def find(names: Sequence[str], include_path: Path | None) -> Harness:
-    """Find the tasks of these names. Raises UserError for a name that lm-eval does not know, with the nearest ones.
+    """Find the tasks of these names. Raises UserError for an unknown name, with the nearest ones.
 
-    lm-eval's own list of thousands of files is read only where the user's own folder does not have them all.
+    lm-eval's list of thousands of files is read only where the user's own folder lacks some.
     """
     if include_path is not None and not include_path.is_dir():
         raise UserError("data.no_task_folder", path=str(include_path))
@@ -212,13 +211,11 @@ def find(names: Sequence[str], include_path: Path | None) -> Harness:
 
 
 def hugging_face(folder: Path, device: str, batch_size: int) -> Any:
-    """Make lm-eval's own model over a Hugging Face folder, in single precision."""
     made = {"pretrained": str(folder), "dtype": "float32", "batch_size": batch_size, "device": device}
     return _registry.get_model("hf").create_from_arg_obj(made)
 
 
 def scores_of(found: Mapping[str, Any], shared: Mapping[str, Any]) -> tuple[TaskScore, ...]:
-    """Return one record for each task, metric and filter of lm-eval's answer."""
     scores = []
     for task, metrics in found["results"].items():
         counted = found.get("n-samples", {}).get(task, {})
@@ -244,12 +241,12 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
 
 
-# Parts of names of errors that mean that nothing was fetched: those of requests, httpx, huggingface_hub and datasets.
+# Parts of the names of network errors in requests, httpx, huggingface_hub and datasets.
 _NO_NETWORK = ("Connect", "Timeout", "Offline", "LocalEntryNotFound", "MaxRetry", "Proxy", "HTTPError", "SSL")
 
 
 def _not_loaded(name: str, error: Exception) -> UserError:
-    """Say why a task cannot be run: a package that it needs, its data, or itself."""
+    """Explain why a task cannot run: a package that it needs, its data, or itself."""
     chain: list[BaseException] = []
     each: BaseException | None = error
     while each is not None and each not in chain:

@@ -1,8 +1,8 @@
-"""Bits per byte: a text in overlapping windows, each token predicted once, and summed up.
+"""Bits per byte of a text in overlapping windows, each token predicted once.
 
-A window begins every `stride` tokens and is as long as the context. Of the first one all tokens are scored, of every
-other those that no window before it had, so that each has at least context - stride tokens before it. This is the
-recipe of "Perplexity of fixed-length models" in the documentation of transformers.
+A window of the context's length begins every `stride` tokens. The first scores all tokens, others only new ones, so
+that each has at least context - stride tokens before it: the recipe of "Perplexity of fixed-length models" in the
+documentation of transformers.
 """
 
 import math
@@ -31,7 +31,7 @@ Tell = Callable[[int, int], None]  # how many tokens of how many are scored
 
 
 class Predictor(Protocol):
-    """A model: logits of the next token behind each one of `idx`, B x T. Its context is `context_tokens`."""
+    """A model with logits of the next token for each one of `idx`, B x T, and a context of `context_tokens`."""
 
     context_tokens: int
     vocab_size: int
@@ -44,7 +44,7 @@ class Predictor(Protocol):
 
 @dataclass(frozen=True)
 class Summed:
-    """Sums over a text: `nats` and `byte_counts` of each window, and how many tokens were scored."""
+    """Sums over a text: `nats` and `byte_counts` of each window, and the number of scored tokens."""
 
     nats: np.ndarray
     byte_counts: np.ndarray
@@ -52,7 +52,6 @@ class Summed:
 
     @property
     def loss(self) -> float:
-        """Return nats per token."""
         return float(self.nats.sum()) / self.tokens
 
     def bits_per_byte(self, size_bytes: int) -> float:
@@ -70,7 +69,8 @@ class Summed:
 
 def windows(count: int, context: int, stride: int) -> Iterator[tuple[int, int, int]]:
     """Yield (begin, end, scored) of each window of `count` ids: it reads ids[begin:end], predicts the ids one further
-    on, and the last `scored` of these count. The first id has nothing before it, so it is never predicted."""
+    on, and the last `scored` of these count. The first id is never predicted.
+    """
     done = begin = 0
     while done < count - 1:
         end = min(begin + context, count - 1)
@@ -79,7 +79,7 @@ def windows(count: int, context: int, stride: int) -> Iterator[tuple[int, int, i
 
 
 def rows_at_once(context: int, vocab_size: int) -> int:
-    """Return how many windows a batch has, so that its logits are no larger than LOGITS_BYTES."""
+    """Return the windows per batch that keep logits within LOGITS_BYTES."""
     return max(1, min(MOST_ROWS, LOGITS_BYTES // (4 * context * vocab_size)))
 
 
@@ -95,8 +95,8 @@ def score(
 ) -> Summed:
     """Sum over `ids`, whose first one is context only. `byte_counts`: the bytes of each id's text.
 
-    `skip`: an id that is never scored, such as what separates documents. `context`: of each window; by default, and at
-    most, the model's. Raises UserError 'memory.evaluation' where one window does not fit on the card.
+    `skip`: an id that is never scored, such as the separator. `context`: of each window; by default, and at most, the
+    model's. Raises UserError 'memory.evaluation' where one window does not fit on the card.
     """
     context = min(context or model.context_tokens, model.context_tokens)
     sizes = np.asarray(byte_counts, dtype=np.int64)
@@ -121,7 +121,7 @@ def score(
 
 
 def _losses(model: Predictor, ids: np.ndarray, batch: list[tuple[int, int, int]]) -> np.ndarray:
-    """Return nats of every prediction of windows of one length. Where a GPU has no room, half of them at a time."""
+    """Return nats of every prediction of windows of one length; where a GPU has no room, by halves."""
     try:
         return _nats(model, ids, batch)
     except RuntimeError as error:
@@ -154,13 +154,10 @@ class OwnModel:
         self.device = next(model.parameters()).device
 
     def logits(self, idx: Tensor) -> Tensor:
-        """Return B x T x V, fp32."""
         return self.model.lm_head(self.model.hidden(idx)).float()
 
 
 class HubModel:
-    """A causal language model of transformers', in single precision."""
-
     def __init__(self, folder: Path, device: torch.device) -> None:
         """Raises UserError where transformers cannot load the folder. Weights are read from safetensors only."""
         load = _transformers.AutoModelForCausalLM.from_pretrained
@@ -174,5 +171,4 @@ class HubModel:
         self.device = device
 
     def logits(self, idx: Tensor) -> Tensor:
-        """Return B x T x V, fp32."""
         return self.model(input_ids=idx, use_cache=False).logits.float()

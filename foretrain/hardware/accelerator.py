@@ -1,7 +1,6 @@
-"""What PyTorch offers on a kind of device: CUDA's cards, Apple's GPUs (torch.mps), and CPUs.
+"""PyTorch's interface to a kind of device: CUDA's cards, Apple's GPUs (torch.mps), and CPUs.
 
-What is said of Apple's GPUs is read from torch 2.13, its documentation and its sources. None of it was measured on a
-Mac.
+Facts on Apple's GPUs are from torch 2.13's documentation and sources, not measured on a Mac.
 """
 
 from collections.abc import Mapping
@@ -20,10 +19,10 @@ BFLOAT16_MACOS = (14, 0)  # Metal has bfloat16 from there on
 
 
 class Accelerator:
-    """A CPU: nothing runs behind Python's back, and its allocator counts nothing.
+    """A CPU: nothing is asynchronous, and its allocator counts nothing.
 
-    `counts`: whether its allocator says what it reserved. `decides`: whether an optimizer's fused kernel leaves
-    everything as it is where its `found_inf` is 1.
+    `counts`: whether its allocator reports reserved bytes. `decides`: whether an optimizer's fused kernel changes
+    nothing where its `found_inf` is 1.
     """
 
     counts, decides = False, True
@@ -40,27 +39,27 @@ class Accelerator:
         return "float32"
 
     def synchronize(self) -> None:
-        """Wait until it has done what it was given."""
+        pass
 
     def reset_peaks(self) -> None:
-        """Let peaks count from now on."""
+        pass
 
     def peaks(self) -> tuple[int | None, int | None]:
-        """Return (allocated, reserved) bytes at their highest since `reset_peaks`; None where nobody counts them."""
+        """Return (allocated, reserved) peak bytes since `reset_peaks`; None where nobody counts them."""
         return None, None
 
     def reserved(self) -> int | None:
         return None
 
     def empty_cache(self) -> None:
-        """Give back what the allocator has reserved and nothing uses."""
+        pass
 
     def generator(self) -> dict[str, Tensor]:
-        """Return the state of the random numbers by kind of device; empty for a CPU, whose state is PyTorch's own."""
+        """Return the random state by kind of device; empty for a CPU, whose state is PyTorch's own."""
         return {}
 
     def restore(self, generator: Mapping[str, Tensor]) -> None:
-        """Restore the random numbers; those of another kind of device are left alone."""
+        """Restore the random state; other kinds of device are left alone."""
 
 
 class Cuda(Accelerator):
@@ -100,7 +99,7 @@ class Cuda(Accelerator):
 class Mps(Accelerator):
     """An Apple GPU; a Mac has one.
 
-    Its fused AdamW took no notice of `found_inf` before github.com/pytorch/pytorch/pull/186360 (June 2026).
+    Its fused AdamW ignored `found_inf` before github.com/pytorch/pytorch/pull/186360 (June 2026).
     """
 
     counts, decides = True, False
@@ -115,7 +114,7 @@ class Mps(Accelerator):
 
     @property
     def _counts_peaks(self) -> bool:
-        """Return whether the allocator remembers peaks, as torch 2.13's does; others tell what is held now."""
+        """Return whether the allocator remembers peaks, as torch 2.13's does; others report the present use."""
         try:
             return "allocated_bytes.all.peak" in torch.accelerator.memory_stats()
         except RuntimeError:
@@ -129,8 +128,8 @@ class Mps(Accelerator):
             torch.accelerator.reset_peak_memory_stats()
 
     def peaks(self) -> tuple[int | None, int | None]:
-        """Return what the driver holds now where peaks are not counted: the allocator keeps what it got, so that is
-        near.
+        """Return the driver's present use where peaks are not counted: nearly the same, as the allocator keeps its
+        memory.
         """
         held = torch.mps.driver_allocated_memory()  # Metal's own allocations included
         if not self._counts_peaks:
@@ -160,9 +159,9 @@ def accelerator_of(device: torch.device) -> Accelerator:
 
 
 def apple_gpu() -> Gpu:
-    """Return this Mac's GPU: the catalogue's chip of that name and number of cores, else what Metal says of it.
+    """Return this Mac's GPU: the catalogue's chip of that name and number of cores, else Metal's description.
 
-    Its memory is what Metal recommends that the GPU uses of the computer's.
+    Its memory is Metal's recommended part of the computer's.
     """
     name, cores = torch.backends.mps.get_name(), torch.backends.mps.get_core_count()
     memory_gib = torch.mps.recommended_max_memory() / GIB
@@ -179,8 +178,7 @@ def apple_gpu() -> Gpu:
 
 
 def limit_apple(limit_bytes: int) -> int:
-    """Let PyTorch refuse to take more of the GPU's memory than this; return what it allows."""
     recommended = torch.mps.recommended_max_memory()
-    fraction = min(MOST_OF_RECOMMENDED, max(1, limit_bytes) / recommended)  # 0 would be no limit
+    fraction = min(MOST_OF_RECOMMENDED, max(1, limit_bytes) / recommended)  # 0 would mean no limit
     torch.mps.set_per_process_memory_fraction(fraction)
     return round(fraction * recommended)

@@ -1,7 +1,7 @@
-"""What was measured on one device: times of single kernels, overheads, clock, power, CUDA context; kept in a cache.
+"""Measurements of one device: times of single kernels, overheads, clock, power, CUDA context; cached.
 
-A calibration belongs to a device, its driver and its torch version; `load` gives it only to these. measure/calibrate.py
-makes it, predict/speed/rates.py reads it.
+A calibration belongs to a device, its driver and its torch version; `load` returns it only to these.
+measure/calibrate.py makes it, predict/speed/rates.py reads it.
 """
 
 import json
@@ -14,7 +14,7 @@ from foretrain.base.cache import Cache
 from foretrain.base.installation import installed_torch
 from foretrain.base.records import Record
 
-# The three matmuls of a linear layer differ in their layout alone, so the best of them is a limit for each.
+# A linear layer's three matmuls differ only in layout, so the best of them is a limit for each.
 ProductKind = Literal["matmul", "matmul_input", "matmul_weight", "attention"]
 Access = Literal["copy", "read", "write", "in_place"]
 
@@ -39,7 +39,7 @@ class Bandwidth(Record):
 
 
 class Peaks(Record):
-    """`page_s`: what the system takes to hand out a fresh page of `page_bytes` at its first touch, on a CPU.
+    """`page_s`: the first touch of a fresh page of `page_bytes`, on a CPU.
 
     `launch_s`: the smallest operation; `autograd_launch_s`: with gradients, its backward pass included.
     """
@@ -66,9 +66,8 @@ class Peaks(Record):
         return found.flop_per_s if found else None
 
     def bytes_per_s(self, moved_bytes: float, *, in_place: bool = False) -> float | None:
-        """Return the bandwidth of a kernel that moves so many bytes: log-linear between the sizes that were measured,
-        and no less than of any larger one. `in_place`: a kernel that writes where it read needs half the room in a
-        cache.
+        """Return the bandwidth of a kernel that moves so many bytes: log-linear between the measured sizes, and no less
+        than of any larger one. `in_place`: a kernel that writes where it read needs half the room in a cache.
         """
         best: dict[int, float] = {}
         for each in self.bandwidths:
@@ -120,11 +119,6 @@ def best_of(*several: Peaks) -> Peaks:
     )  # fmt: skip
 
 
-# What was measured on one device: times of single kernels, overheads, clock, power, CUDA context; kept in a cache.
-#
-# A calibration belongs to a device, its driver and its torch version; `load` gives it only to these. `foretrain
-# calibrate` makes it (tuning/calibrate.py), predict/speed/rates.py reads it.
-
 KEPT = Cache("calibrations")
 SCHEMA = "foretrain.calibration/1"
 MOST_TUNED = 200
@@ -132,7 +126,7 @@ OTHERS_DISTURB = 0.1  # of the processor
 
 
 class KernelTime(Record):
-    """One kernel, measured: `shape` as in predict/speed/ops.py ((m, n, k) of a matmul, (B, H, T, D) of attention, else
+    """One measured kernel: `shape` as in predict/speed/ops.py ((m, n, k) of a matmul, (B, H, T, D) of attention, else
     (bytes read and written,)); `time_s` is the median of its runs.
     """
 
@@ -143,7 +137,7 @@ class KernelTime(Record):
 
 
 class StepTime(Record):
-    """A whole small step of foretrain's trainer, measured; against the sum of its kernels it corrects other steps.
+    """A measured small step of foretrain's trainer; against the sum of its kernels it corrects other steps.
 
     `forward_s`: of one micro-batch of an evaluation, which has other kernels and no gradients.
     """
@@ -156,12 +150,12 @@ class StepTime(Record):
 
 
 class Calibration(Record):
-    """`launch_s`: what one eager operation costs beside its kernel. Clock, power and context: GPUs only.
+    """`launch_s`: overhead of one eager operation beside its kernel. Clock, power and context: GPUs only.
 
-    `unsteadiness`: by what share a kernel's median run was slower than its quick ones, the median of all kernels.
+    `unsteadiness`: by what share a kernel's median run was slower than its fast ones, the median of all kernels.
     `drift`: by what share the slowest round of a reference step was slower than its fastest, the median of them.
-    `others_share`: of the processor, used by other programs meanwhile. `start_s`: on a CPU, what a run takes before its
-    first steady step: to build the model, and longer first steps.
+    `others_share`: of the processor, used by other programs meanwhile. `start_s`: on a CPU, before the first steady
+    step: to build the model, and longer first steps.
     """
 
     device: str
@@ -185,7 +179,6 @@ class Calibration(Record):
 
     @property
     def disturbed(self) -> bool:
-        """Return whether something else was running, so that the figures are not this device's alone."""
         return self.unsteadiness > 0.25 or (self.others_share or 0.0) > OTHERS_DISTURB
 
     def steps_of(self, dtype: str, *, compiled: bool) -> list[StepTime]:
@@ -205,7 +198,7 @@ def load(device: str, driver: str = "") -> Calibration | None:
 
 
 def tuned_path(device: str, driver: str) -> Path:
-    """Return the file of the steps that `foretrain tune` timed: beside the calibration, which may come later."""
+    """Return the file of the steps that `foretrain tune` timed, beside the calibration, which may come later."""
     return path_of(device, driver).with_suffix(".steps.json")
 
 
@@ -218,7 +211,7 @@ def tuned_steps(device: str, driver: str = "") -> tuple[StepTime, ...]:
 
 
 def save_tuned(device: str, driver: str, steps: tuple[StepTime, ...]) -> None:
-    """Keep these steps, and the newest of those before: a step of the same options gives way. Raises OSError."""
+    """Store these steps and the newest of the earlier ones, one for each set of options. Raises OSError."""
     new = {
         json.dumps([s.options, s.dtype, s.compiled], sort_keys=True): s for s in (*tuned_steps(device, driver), *steps)
     }

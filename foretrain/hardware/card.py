@@ -1,7 +1,7 @@
-"""What NVML says of this machine's cards: what they are, memory by process, energy, clocks, what slows them. No torch.
+"""NVML's view of this machine's cards: what they are, memory by process, energy, clocks, throttling. No torch.
 
-Every figure is asked for by itself, so that a card, a driver or a container that keeps one back still gives the others,
-and a driver that breaks in the middle of a run ends nothing but the samples.
+Every figure is queried by itself, so that one that a card, a driver or a container refuses leaves the others, and a
+driver that fails in the middle of a run ends only the samples.
 """
 
 import os
@@ -20,8 +20,8 @@ VARIABLE = "CUDA_VISIBLE_DEVICES"
 def visible(uuids: Sequence[str], environ: Mapping[str, str]) -> tuple[int | None, ...]:
     """Return NVML's index of each card that CUDA shows, by CUDA's number; None for a part of a card (MIG).
 
-    `uuids`: of NVML's cards, as 'GPU-…', in its order. As CUDA does: an unknown name ends the list, and a card that is
-    named twice empties it. Its first word says whether the list is one of numbers or of ids.
+    `uuids`: of NVML's cards, as 'GPU-…', in its order. As in CUDA an unknown name ends the list, a repeated one empties
+    it, and the first word decides between numbers and ids.
     """
     if VARIABLE not in environ:
         return tuple(range(len(uuids)))
@@ -47,12 +47,12 @@ def _by_id(word: str, uuids: Sequence[str]) -> int | None:
 
 
 def _by_number(word: str, count: int) -> int | None:
-    number = re.match(r"\+?(\d+)", word)  # CUDA reads a number as far as it goes
+    number = re.match(r"\+?(\d+)", word)  # CUDA reads a leading number
     return int(number[1]) if number and int(number[1]) < count else None
 
 
 def identity(properties: Any) -> dict[str, str]:
-    """Return {"uuid", "bus_id"} of torch's device properties, as NVML writes them; '' where this torch does not say."""
+    """Return {"uuid", "bus_id"} of torch's device properties, as NVML writes them; '' where this torch has none."""
     uuid = getattr(properties, "uuid", "")
     address = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
     known = all(isinstance(number, int) for number in address)
@@ -64,7 +64,7 @@ REASONS = {
     0x1: "idle", 0x2: "applications_clocks", 0x4: "power_cap", 0x8: "hardware_slowdown", 0x10: "sync_boost",
     0x20: "thermal", 0x40: "hardware_thermal", 0x80: "power_brake", 0x100: "display_clocks",
 }  # fmt: skip
-# Of these a run gets slower than it could be. A power cap is where most cards work at full load anyway.
+# Of these a run gets slower than it could be. Most cards work at the power cap under full load anyway.
 SLOWING = ("thermal", "hardware_thermal", "hardware_slowdown", "power_brake", "power_cap", "applications_clocks")
 
 
@@ -74,7 +74,7 @@ _CORES_PER_SM = {(7, 0): 64, (7, 5): 64, (8, 0): 64, (6, 0): 64}
 
 
 class CardSample(Record):
-    """One card at one moment; None where NVML does not say. `ours_bytes`: what the watched processes hold.
+    """One card at one moment; None where NVML does not tell. `ours_bytes`: held by the watched processes.
 
     `busy` and `memory_busy` are NVML's utilisation: the share of the last moments in which a kernel ran, or memory was
     read or written. `energy_j` is the driver's counter since it was loaded.
@@ -100,14 +100,14 @@ class CardFacts(Record):
     index: int
     name: str
     total_bytes: int | None
-    reserved_bytes: int | None = None  # what the driver keeps of it; None where it does not say
+    reserved_bytes: int | None = None  # kept by the driver; None where unknown
     driver: str = ""
 
 
 class Cards:
     def __init__(self, nvml: Any = None) -> None:
         self.facts: tuple[CardFacts, ...] = ()
-        self.problem = ""  # why there is nothing to be had, at the start or by now
+        self.problem = ""  # why NVML fails, at the start or later
         self._refused = ""
         self._handles: list[Any] = []
         self._nvml = nvml
@@ -163,7 +163,7 @@ class Cards:
         return self._sample(index, self._handles[index], pids) if self._has(index) else None
 
     def held_bytes(self, index: int | None, pids: Collection[int]) -> int | None:
-        """Return what these processes hold on a card; None where there is none, or NVML does not tell them apart."""
+        """Return these processes' bytes on a card; None without one, or where NVML does not tell them apart."""
         return self._ours(self._handles[index], pids) if self._has(index) else None
 
     def load(self, index: int | None) -> tuple[float, float] | None:
@@ -185,11 +185,11 @@ class Cards:
         self._handles = []
 
     def index_of(self, cuda: int, uuid: str = "", bus_id: str = "") -> int | None:
-        """Return NVML's index of the card that CUDA counts as `cuda` in this process; None where CUDA shows none so.
+        """Return NVML's index of CUDA's card `cuda` in this process; None where CUDA shows none so.
 
-        `uuid`, `bus_id`: of the card, as torch knows them (`identity`): by them it is found for certain. Else
-        CUDA_VISIBLE_DEVICES says which card it is; that is uncertain where cards differ and CUDA_DEVICE_ORDER is not
-        PCI_BUS_ID, as CUDA's default order is its own secret.
+        `uuid`, `bus_id`: torch's (`identity`), which identify it for certain. Else CUDA_VISIBLE_DEVICES does,
+        uncertainly where cards differ and CUDA_DEVICE_ORDER is not PCI_BUS_ID, as CUDA's default order is its own
+        secret.
         """
         uuids = [_text(self._ask("nvmlDeviceGetUUID", handle)) for handle in self._handles]
         if uuid in uuids and uuid:
@@ -243,9 +243,9 @@ class Cards:
 
 
 class Load:
-    """Clock and power of a card, sampled in the background of a `with`; without a card or NVML nothing is sampled.
+    """Clock and power of a card, sampled in the background of a `with`; nothing without a card or NVML.
 
-    `cuda`: CUDA's number of the card, `more` what torch knows of it (`identity`); None for a CPU.
+    `cuda`: CUDA's number of the card, `more`: torch's `identity`; None for a CPU.
     """
 
     def __init__(self, cuda: int | None, nvml: Any = None, **more: str) -> None:

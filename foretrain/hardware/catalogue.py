@@ -1,8 +1,7 @@
-"""The devices that a run is planned for: a card of the catalogue `gpus.toml`, the card in this machine, or its CPU.
+"""Devices to plan for: a card of the catalogue `gpus.toml`, the card in this machine, or its CPU.
 
 An unknown card is an error that names the nearest ones, and for the card of this machine prints the block to fill in;
-it is never taken for an A100. Such blocks may stand in a file of the user's own: `--gpu-file FILE`, or
-FORETRAIN_GPU_FILE.
+it is never taken for an A100. A user's own file may have such blocks: `--gpu-file FILE`, or FORETRAIN_GPU_FILE.
 """
 
 import difflib
@@ -41,9 +40,9 @@ NANOGPT_PEAK_FLOP_PER_S = 312e12  # karpathy/nanoGPT model.py estimate_mfu: an A
 
 
 class Gpu(Record):
-    """A device to plan for. Rates are in the catalogue's vendor units; methods give base units.
+    """A device to plan for. Rates are in the catalogue's vendor units; methods return base units.
 
-    `kind`: rocm is AMD's cards, xpu Intel's. Tensor figures are dense. `source` says where the figures are from.
+    `kind`: rocm is AMD's cards, xpu Intel's. Tensor figures are dense. `source`: of the figures.
     """
 
     name: str
@@ -58,9 +57,9 @@ class Gpu(Record):
     fp16_flop_per_clock_per_sm: int | None = None
     fp32_flop_per_clock_per_sm: int | None = None
     memory_gib: float | None = None  # the label on the box
-    cuda_memory_gib: float | None = None  # what CUDA gives of it; the driver keeps the rest, and ECC its part
+    cuda_memory_gib: float | None = None  # given by CUDA; the driver keeps the rest, and ECC its part
     cuda_memory_source: str = ""
-    unified_memory_gib: tuple[float, ...] = ()  # sizes in which a chip is sold that shares the computer's memory
+    unified_memory_gib: tuple[float, ...] = ()  # sizes of a chip with unified memory
     l2_mib: float | None = None
     memory_bus_bits: int | None = None
     memory_gbps_per_pin: float | None = None
@@ -74,29 +73,29 @@ class Gpu(Record):
     measured_bf16_matmul_tflops: float | None = None
     measured_fp16_matmul_tflops: float | None = None
     measured_source: str = ""
-    sustained_like: str = ""  # the measured card whose rate says what this one's power allows
+    sustained_like: str = ""  # the measured card whose rate tells what this one's power allows
     board_power_w: float | None = None
     lowest_board_power_w: float | None = None
     source: str = ""
-    # All cards of the name that was asked for, where it is short and one of them was taken.
+    # All cards of a short name, where one of them was taken.
     choices: tuple[str, ...] = Field(default=(), exclude=True, repr=False)
-    # What was measured on this very device; not written out with a plan, which holds what follows from it.
+    # Measured on this very device; not written with a plan, which holds its consequences.
     calibration: Calibration | None = Field(default=None, exclude=True, repr=False)
 
     @property
     def label_bytes(self) -> int | None:
-        """Return the memory that the box states; None where the catalogue cannot know it (unified memory)."""
+        """Return the memory on the box; None where the catalogue cannot know it (unified memory)."""
         return round(self.memory_gib * GIB) if self.memory_gib else None
 
     @property
     def memory_bytes(self) -> int | None:
-        """Return the memory that CUDA gives, by which everything is judged; None where the catalogue cannot know it."""
+        """Return the memory that CUDA gives, which decides; None where the catalogue cannot know it."""
         gib = self.cuda_memory_gib or (self.memory_gib and self._derived_gib)
         return round(gib * GIB) if gib else None
 
     @property
     def _derived_gib(self) -> float:
-        """Derive what CUDA gives of the label. HBM loses at most 1.6% (39.38 of 40 GiB). Other data-centre cards have
+        """Derive CUDA's memory from the label. HBM loses at most 1.6% (39.38 of 40 GiB). Other data-centre cards have
         their ECC bits in the memory itself: one byte of 16.
         """
         label = self.memory_gib or 0.0
@@ -122,7 +121,7 @@ class Gpu(Record):
 
     @property
     def is_trained_on(self) -> bool:
-        """Return whether training is planned there: on cards that PyTorch has kernels for, Apple's GPUs and CPUs."""
+        """Return whether training is planned there: on cards with PyTorch kernels, Apple's GPUs and CPUs."""
         return self.kind in ("cpu", "mps") or self.capability >= LEAST_CAPABILITY
 
     @property
@@ -131,15 +130,15 @@ class Gpu(Record):
 
     @property
     def is_geforce(self) -> bool:
-        """Return whether NVIDIA sells it for games: half the rate in half precision with fp32 sums."""
+        """Return whether it is a gaming card: half the rate in half precision with fp32 sums."""
         return any("GeForce" in alias for alias in self.aliases)
 
     @property
     def slowest_share(self) -> float:
         """Return the clock of the version with the least power, as a share of the figures here; 1 where all are alike.
 
-        Laptop makers set the power limit. Where the lowest clock is not published, it is taken to go with the root of
-        the power: within 19 % of the eleven laptop rows of gpus.toml that have both.
+        Laptop makers set the power limit. Where the lowest clock is not published, it is assumed to go with the root of
+        the power: within 19% of the eleven laptop rows of gpus.toml that have both.
         """
         if self.lowest_boost_clock_ghz and self.boost_clock_ghz:
             return self.lowest_boost_clock_ghz / self.boost_clock_ghz
@@ -149,8 +148,8 @@ class Gpu(Record):
 
     @property
     def supports_bf16(self) -> bool:
-        """Return whether matmuls run in bfloat16: on a CPU, on cards from compute capability 8.0 on, and on Apple GPUs,
-        for which torch 2.8 and newer ask for macOS 14.
+        """Return whether matmuls run in bfloat16: on a CPU, from compute capability 8.0 on, and on Apple GPUs, where
+        torch 2.8 and newer need macOS 14.
         """
         return self.kind != "cuda" or self.capability >= (8, 0)
 
@@ -161,8 +160,8 @@ class Gpu(Record):
     def peak_flop_per_s(self, dtype: Dtype) -> float | None:
         """Return the dense peak of matmuls in this dtype with fp32 accumulation; None where no source states one.
 
-        float32 counts TF32 where the card has it, because nanoGPT and foretrain both allow it. Where a card has no
-        bfloat16 units, what large matmuls of the emulated ones reach.
+        float32 counts TF32 where the card has it, because nanoGPT and foretrain both allow it. Without bfloat16 units
+        it is the rate of large emulated matmuls.
         """
         emulated = self.fp32_tflops and EMULATED_BF16_SHARE * self.fp32_tflops
         tflops = {
@@ -173,11 +172,11 @@ class Gpu(Record):
         return tflops * 1e12 if tflops else None
 
     def sustained_share(self, dtype: Dtype) -> float | None:
-        """Return the share of the peak that large matmuls hold within the board's power; None where nobody knows it.
+        """Return the share of the peak that large matmuls hold within the board's power; None where unknown.
 
-        Measured by others, in this dtype or else in the other half precision. For a card that nobody measured it
-        follows from one of its architecture: the rate grows with the root of power times SMs, since twice the power
-        brings less than twice the clock, and twice the SMs at the same power run slower.
+        Measured by others, in this dtype or else in the other half precision. For an unmeasured card it follows from
+        one of its architecture: the rate grows with the root of power times SMs, since twice the power brings less than
+        twice the clock, and twice the SMs at the same power run slower.
         """
         rates = {
             "bfloat16": (self.measured_bf16_matmul_tflops, self.bf16_dense_tflops),
@@ -229,17 +228,16 @@ class Gpu(Record):
 
 
 def given_gib(total_gib: float) -> float:
-    """Return what CUDA gives of what nvidia-smi shows as a card's total, or of a label without ECC; never more than was
-    seen on Linux: 3.63 of 4, 5.60 of 6, 7.60 of 8, 9.62 of 10, 11.49 of 12, 15.48 of 16, 19.57 of 20, 23.52 of 24,
-    31.36 of 32, 47.27 of 48 and 94.96 of 96 GiB.
+    """Return what CUDA gives of nvidia-smi's total, or of a label without ECC; never more than was seen on Linux: 3.63
+    of 4, 5.60 of 6, 7.60 of 8, 9.62 of 10, 11.49 of 12, 15.48 of 16, 19.57 of 20, 23.52 of 24, 31.36 of 32, 47.27 of 48
+    and 94.96 of 96 GiB.
     """
     return 0.9935 * total_gib - min(0.45, 0.1 * total_gib)
 
 
 def catalogue() -> dict[str, Gpu]:
-    """Return all cards by name, in the order of the file; those of the user's own file come first.
-
-    Raises UserError 'gpu.bad_file' where that file cannot be read.
+    """Return all cards by name, in the order of the file; those of the user's own file come first. Raises UserError
+    'gpu.bad_file' where that file cannot be read.
     """
     return _catalogue(os.environ.get(GPU_FILE_VARIABLE, ""))
 
@@ -353,9 +351,9 @@ def _with_memory(gpu: Gpu, gib: float) -> Gpu | None:
 def find(name: str) -> Gpu:
     """Return the card of a name: 'RTX 4070', 'rtx4070', '4070', 'NVIDIA GeForce RTX 4070', 'M4 Max 64GB'.
 
-    A short name of several cards means the one that NVLink connects in machines with several, and of these the one with
-    the least memory: H100 is H100 SXM5 80GB, A100 is A100 SXM4 40GB; `choices` are all of them. Where none has NVLink,
-    as of RTX 4060 Ti, it is an error. Raises UserError 'gpu.unknown_name…' or 'gpu.ambiguous'.
+    A short name of several cards means the one that NVLink connects, and of these the one with the least memory: H100
+    is H100 SXM5 80GB, A100 is A100 SXM4 40GB; `choices` are all of them. Where none has NVLink, as of RTX 4060 Ti, it
+    is an error. Raises UserError 'gpu.unknown_name…' or 'gpu.ambiguous'.
     """
     found = _named(name)
     if len(found) == 1:
@@ -389,7 +387,7 @@ def nearest(name: str, count: int = 3) -> list[str]:
 
 
 def _line(name: str) -> tuple[str, int, bool]:
-    """Return ('rtx', 4070, False) of RTX 4070: what a card is sold as, its number, whether it is a laptop's."""
+    """Return ('rtx', 4070, False) of RTX 4070: line, number, whether it is a laptop's."""
     sized = _SIZED.fullmatch(name.strip())
     match = _LINE.match(_key(sized["name"] if sized else name).removeprefix("apple"))
     assert match
@@ -404,7 +402,7 @@ def _line(name: str) -> tuple[str, int, bool]:
 
 
 def stated_bytes(text: str, option: str) -> int:
-    """Parse a size that somebody typed for an option, such as 2GB. Raises UserError 'gpu.bad_memory'."""
+    """Parse a size typed for an option, such as 2GB. Raises UserError 'gpu.bad_memory'."""
     return read(parse_bytes, text, UserError("gpu.bad_memory", option=option, value=text))
 
 
@@ -440,9 +438,8 @@ class DetectedGpu(Record):
 
 
 def match(name: str, memory_gib: float, sm_count: int | None) -> Gpu:
-    """Return the catalogue's card for a driver's name, memory and SM count, since one name can be two cards.
-
-    Raises UserError 'gpu.unknown' with the block to add.
+    """Return the catalogue's card for a driver's name, memory and SM count, since one name can be two cards. Raises
+    UserError 'gpu.unknown' with the block to add.
     """
     key = _key(name)
     for gpu in [*_matches(key), *(gpu for gpu in catalogue().values() if _key(gpu.name).startswith(key))]:
@@ -454,10 +451,10 @@ def match(name: str, memory_gib: float, sm_count: int | None) -> Gpu:
 
 
 def detect(index: int = 0, nvml: Any = None, **more: str) -> DetectedGpu | None:
-    """Return the NVIDIA card of this machine that CUDA counts as `index`, through NVML; None without card or driver.
+    """Return CUDA's NVIDIA card `index` of this machine, through NVML; None without card or driver.
 
-    Raises UserError 'gpu.unknown' for a card that the catalogue lacks. `nvml` is a stand-in for tests; `more`: what
-    torch knows of the card (`card.identity`).
+    Raises UserError 'gpu.unknown' for a card outside the catalogue. `nvml` is a stand-in for tests; `more`: torch's
+    `card.identity`.
     """
     cards = Cards(nvml)
     try:

@@ -1,6 +1,6 @@
-"""Several cards that train one model: which, how many, in how many machines, and what connects them.
+"""Several cards that train one model: which, how many, in how many machines, and their links.
 
-"2 x RTX 4090", "8 x H100 SXM5", "2 nodes x 8 x A100", or a count alone, of a card that is named elsewhere.
+"2 x RTX 4090", "8 x H100 SXM5", "2 nodes x 8 x A100", or a count alone, of a card named elsewhere.
 """
 
 import difflib
@@ -14,7 +14,7 @@ from foretrain.hardware.catalogue import Gpu, find
 from foretrain.hardware.links import NVLINK, Link, find_link, link_of, links, network_of, nvlink_of
 
 MOST_RANKS = 16_384
-A_MACHINE = 8  # cards of one machine, where nobody says how many machines there are
+A_MACHINE = 8  # cards of one machine, by default
 BRIDGED = 2  # cards that an NVLink bridge joins
 EXAMPLE = '"2 x RTX 4090"'
 
@@ -29,7 +29,7 @@ _PARTS = re.compile(r"\s*(?:\+|,|&| and )\s*")
 class Cluster(Record):
     """Cards of one kind. `link` connects those of a node, `network` the nodes; None where there is one.
 
-    `assumed`: ids of what nobody said and links.toml does not know: link, network, nodes, card. `meant`: the name that
+    `assumed`: ids of what is neither stated nor in links.toml: link, network, nodes, card. `meant`: the name that
     several cards have, where one of them was taken; `choices`: these cards.
     """
 
@@ -64,7 +64,7 @@ class Cluster(Record):
 
 
 class Count(NamedTuple):
-    """What a text says, before a card is looked for. `nodes` is 0 and `name` empty where it does not say."""
+    """A text's content, before a card is looked for. `nodes` is 0 and `name` empty where absent."""
 
     nodes: int
     per_node: int
@@ -73,7 +73,7 @@ class Count(NamedTuple):
 
 def parse(text: str) -> Count:
     """Parse how many cards of which name. Raises UserError 'usage.gpus' for another text, 'usage.mixed_cards' for
-    unlike cards, and 'usage.one_card_cluster', 'usage.too_many_ranks' for numbers that are no cluster's.
+    unlike cards, and 'usage.one_card_cluster', 'usage.too_many_ranks' for impossible numbers.
     """
     whole = " ".join(text.split())
     nodes, rest = 0, whole
@@ -136,7 +136,7 @@ def _mixed(names: list[str], text: str) -> UserError:
 def cluster(text: str, link: str = "", network: str = "", here: Callable[[], Gpu] | None = None) -> Cluster:
     """Return the cards of a text, with links by name or their usual ones. `here`: the card of a count alone.
 
-    Raises UserError for what no cluster is: see `parse`, `catalogue.find`, and links that these cards cannot have.
+    Raises UserError for what is not a cluster: see `parse`, `catalogue.find`, and links that these cards cannot have.
     """
     asked = parse(text)
     if asked.name:
@@ -190,7 +190,7 @@ def _link(name: str, gpu: Gpu, per_node: int) -> Link:
 
 
 def _network(name: str, gpu: Gpu, nodes: int) -> tuple[Link | None, int, bool]:
-    """Return (the network between nodes, NICs of a node, whether that is known). '8 x ib-200' says how many NICs."""
+    """Return (the network between nodes, NICs of a node, whether that is known). '8 x ib-200' has the NICs."""
     if nodes == 1:
         if name:
             raise UserError("usage.network_of_one", value=name[:80])

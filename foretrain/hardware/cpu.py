@@ -25,7 +25,7 @@ _FLOP_PER_FMA = 2
 
 
 class Machine(NamedTuple):
-    """What the system says of this CPU. `cpuinfo`: as in /proc/cpuinfo; `cores`: those that this process may run on."""
+    """The system's description of this CPU. `cpuinfo`: /proc/cpuinfo; `cores`: usable by this process."""
 
     cpuinfo: str
     architecture: str
@@ -43,7 +43,7 @@ def machine() -> Machine:
         cpuinfo = ""
     # macOS and Windows have no sched_getaffinity.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    # Where /proc/cpuinfo names the CPU, nothing else is asked: platform.processor() starts `uname -p`.
+    # platform.processor() would start `uname -p`.
     return Machine(cpuinfo, platform.machine(), "" if cpuinfo else platform.processor(), cores)
 
 

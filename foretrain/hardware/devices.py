@@ -1,4 +1,6 @@
-"""Which device is meant: by its name, or the one of this machine, and what other programs use there."""
+"""The device of a name, or of this machine, and what other programs use there. Commands, the page, comparisons and
+Python programs all ask here.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,14 +19,14 @@ Range = tuple[int, int, int]  # low, expected, high
 # 0.13 GiB (RTX A2000) to 0.62 GiB (RTX 5090) reported, about 0.25 on an RTX 4070.
 USUAL: Range = (133 * MIB, 300 * MIB, 700 * MIB)
 # H100 SXM, driver 580, torch 2.11 with CUDA 13.0, 43 runs of benchmarks/gpu/suite.py on one stream: 610 MiB before the
-# first kernel, 742 (fp32) to 758 MiB (half precision) at the end; 762 MiB after `foretrain calibrate`. One of them had
-# 936 MiB at the end (activation_memory_budget, compiled); why is not known.
+# first kernel, 742 (fp32) to 758 MiB (half precision) at the end; 762 MiB after `foretrain calibrate`. One had 936 MiB
+# at the end (activation_memory_budget, compiled), for an unknown reason.
 HOPPER, HOPPER_CAPABILITY = (610 * MIB, 758 * MIB, 936 * MIB), (9, 0)
 # The other five, whose copies run on a stream of their own (one or two of them), had 828 MiB instead of 758.
 STREAMS_BYTES = 70 * MIB
 # A run of 124M in 5 micro-batches had 76 MiB more as one CUDA graph, whose steps run on a stream of their own (the same
-# card, benchmarks/results/gpu_h100_real.json): 6 MiB for the kernels of 72 blocks, evaluation included. Of other graphs
-# as much as four times that is told: 10 KB for a kernel (github.com/NVIDIA/cccl/pull/3768).
+# card, benchmarks/results/gpu_h100_real.json): 6 MiB for the kernels of 72 blocks, evaluation included. Other graphs
+# are reported at up to four times that: 10 KB for a kernel (github.com/NVIDIA/cccl/pull/3768).
 GRAPHED_BLOCK_BYTES, GRAPHED_BLOCK_HIGH_BYTES = MIB // 12, 4 * MIB // 12
 # Other cards with as many SMs as the H100 (132): 426 MiB on an RTX 6000 Ada (142) before any kernel
 # (github.com/unslothai/unsloth-zoo/pull/1053), 0.62 GiB on an RTX 5090 (170); at most what Hopper takes.
@@ -51,7 +53,7 @@ class Context(Record):
 
     @classmethod
     def of(cls, gpu: Gpu) -> "Context":
-        """Return the card's own context, give or take the kernels that a run loads later, or the published range."""
+        """Return the card's own context, give or take kernels loaded later, or the published range."""
         measured = gpu.calibration.context_bytes if gpu.calibration else None
         if measured is None:
             low, expected, high = published_context_bytes(gpu)
@@ -60,10 +62,6 @@ class Context(Record):
             low_bytes=measured, expected_bytes=measured, high_bytes=measured + LATER_KERNELS_BYTES, source="calibrated"
         )
 
-
-# Which device is meant: by its name, or the one of this machine, and what other programs use there.
-#
-# The one place for it: commands, the page, comparisons and Python programs all ask here.
 
 HERE, CPU = "auto", "cpu"
 
@@ -84,10 +82,10 @@ def device_named(name: str) -> Gpu:
 def target(
     name: str, stated_bytes: int | None = None, *, index: int = 0, detect: Callable[[int], DetectedGpu | None] = detect
 ) -> Target:
-    """Return the device of this name with what other programs use there: as stated, else measured on this machine.
+    """Return the device of this name with other programs' use: as stated, else measured on this machine.
 
-    "auto": card `index` of this machine, which `detect` looks for. Raises UserError where there is none, where the name
-    is not known, and where others are said to use more than the card has.
+    "auto": card `index` of this machine, from `detect`. Raises UserError where there is none, where the name is
+    unknown, and where others use more than the card has.
     """
     used_bytes = 0
     if name.lower() == HERE:
@@ -109,7 +107,7 @@ def checked(gpu: Gpu, used_by_others_bytes: int) -> Target:
 
 
 def used_here_bytes(gpu: Gpu, index: int = 0) -> int:
-    """Return what other programs use now on this machine's CPU, or on its card of this index; 0 where nobody says."""
+    """Return other programs' present use of this machine's CPU, or of its card of this index; 0 where unknown."""
     if gpu.kind == "cpu":
         total, free = gpu.memory_bytes, available_memory_bytes()
         return max(0, total - free) if total and free else 0
@@ -123,10 +121,9 @@ def used_here_bytes(gpu: Gpu, index: int = 0) -> int:
 def find_device(
     name: str, seen: Sequence[str] = (), tell: Callable[[UserError], object] = lambda error: None
 ) -> Gpu | None:
-    """Return the card of this name; for "auto" the first that somebody has `seen` at work, else this machine's.
+    """Return the card of this name; for "auto" the first one `seen` at work, else this machine's.
 
-    None where there is none, or where the catalogue lacks it, which `tell` hears. Raises UserError for a name that is
-    typed and not known.
+    None where there is none, or where the catalogue lacks it, which `tell` gets. Raises UserError for an unknown name.
     """
     if name.lower() != HERE:
         return device_named(name)

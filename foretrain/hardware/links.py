@@ -1,6 +1,6 @@
-"""What connects cards, and machines: the links of `links.toml`, and which of them a card of the catalogue has.
+"""Links between cards and between machines: those of `links.toml`, and which of them a card of the catalogue has.
 
-Figures are a direction. The time of a collective over them is predict/speed/collectives.py.
+Figures are per direction. predict/speed/collectives.py times collectives.
 """
 
 import tomllib
@@ -15,11 +15,11 @@ PINNED_SHARE = 0.8  # assumed, not measured: of the wire, by one large copy betw
 
 
 class Link(Record):
-    """One kind of link. `wire_gb_per_s` is what the standard allows in a direction; of a network, of one NIC.
+    """One kind of link. `wire_gb_per_s` is the standard's rate in a direction; of a network, of one NIC.
 
-    `reached_share` is what NCCL reaches of it as bus bandwidth with large messages, `least_share` what it reached on
-    the worst machine that was published, `switch_share` the same of an all-reduce that the switch sums (NVLS). `joins`:
-    cards that a bridge can be put on. `between`: cards whose machines usually have this network.
+    `reached_share` is NCCL's bus bandwidth with large messages, `least_share` that of the worst published machine,
+    `switch_share` that of an all-reduce summed in the switch (NVLS). `joins`: cards that a bridge fits. `between`:
+    cards whose machines usually have this network.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Link(Record):
 
     @property
     def derived_gb_per_s(self) -> float:
-        """Return GB a second and direction from lanes, links or bits: a second way to `wire_gb_per_s`."""
+        """Return GB per second and direction from lanes, links or bits, to check `wire_gb_per_s`."""
         if self.lanes and self.gt_per_s:
             return self.lanes * self.gt_per_s * 128 / 130 / 8
         if self.links and self.gb_per_s_per_link:
@@ -89,9 +89,8 @@ def find_link(name: str) -> Link | None:
 
 
 def link_of(card: str) -> CardLink:
-    """Return what connects several cards of this name when nobody says otherwise.
-
-    A card that links.toml does not name gets PCIe 4.0 x16 through the host, and says that this is assumed.
+    """Return the usual link between cards of this name; assumed PCIe 4.0 x16 through the host where links.toml has
+    none.
     """
     for link in links().values():
         if card in link.cards:
@@ -100,15 +99,14 @@ def link_of(card: str) -> CardLink:
 
 
 def pinned_bytes_per_s(card: str) -> float:
-    """Return what copies between this card and pinned host memory reach, a share of its PCIe link; SXM cards too."""
+    """Return the rate of copies between this card and pinned host memory, a share of its PCIe link; SXM cards too."""
     own = link_of(card).link
     return PINNED_SHARE * (own if own.kind == "pcie" else links()[WHERE_UNKNOWN]).wire_gb_per_s * 1e9
 
 
 def network_of(card: str) -> CardLink:
-    """Return what usually connects machines with these cards: of SXM cards what NVIDIA's own boxes have.
-
-    Others get 10 GbE, and say that this is assumed.
+    """Return the usual network of machines with these cards: of SXM cards that of NVIDIA's own boxes, else an assumed
+    10 GbE.
     """
     for link in links().values():
         if card in link.between:

@@ -1,9 +1,9 @@
-"""`foretrain calibrate`: the present device measured, kernel by kernel, and in a few whole steps.
+"""`foretrain calibrate`: this device measured, kernel by kernel, and in a few whole steps.
 
-Each kernel runs for some tens of milliseconds, at least three times; the faster runs count, as other work on the
-machine can only slow one down. Whole steps then say by how much a step is slower than its kernels. A card's steps of
-one size share their weights, which its host takes seconds to draw. Only the first dtype's steps are compiled: on an
-H100 the corrections of three dtypes were within 5% of each other, compiled ones 0.98 to 1.03.
+Each kernel runs for some tens of milliseconds, at least three times; the faster runs count, as other work can only slow
+one down. Whole steps then show by how much a step is slower than its kernels. A card's steps of one size share their
+weights, which its host takes seconds to draw. Only the first dtype's steps are compiled: on an H100 the corrections of
+three dtypes were within 5% of each other, compiled ones 0.98 to 1.03.
 """
 
 import datetime
@@ -31,11 +31,11 @@ from foretrain.training.device import TORCH_DTYPES, Placement, beside_allocator,
 
 aten = torch.ops.aten
 WIDTH, VOCABULARY = 512, 8192  # of the tensors for kernels that go over rows
-# A CPU's attention is quick only where rows are long and heads are wide, in bf16 above all.
+# A CPU's attention is only fast where rows are long and heads are wide, in bf16 above all.
 CPU_ATTENTION = ((8, 4, 64, 32), (8, 4, 128, 32), (8, 4, 128, 64), (4, 6, 256, 64), (2, 6, 1024, 64))
 FEW = 4096  # random numbers
-MOST_ON_CPU = 20e9  # of a product's m·n·k: a larger one takes a CPU a second, and a smaller one tells as much
-ROWS = 256  # of the embedding: few, as filling its gradient with zeros is an operation of its own
+MOST_ON_CPU = 20e9  # of a matmul's m·n·k: a larger one takes a CPU a second, and a smaller one tells as much
+ROWS = 256  # of the embedding: few, as zeroing its gradient is an operation of its own
 
 
 class Kernel(NamedTuple):
@@ -45,8 +45,8 @@ class Kernel(NamedTuple):
     run: Callable[[], Any]
 
 
-def product_shapes(*, large: bool) -> list[tuple[int, int, int]]:
-    """Return (rows, out, in) of a GPT's linear layers: rows x width x {1, 3, 4} width, the way back, and heads."""
+def matmul_shapes(*, large: bool) -> list[tuple[int, int, int]]:
+    """Return (rows, out, in) of a GPT's linear layers: rows x width x {1, 3, 4} width, the reverse, and heads."""
     widths = (768, 1536) if large else (128, 384, 768)
     heads = [(50304, 768)] if large else [(8192, 384), (50304, 256)]
     pairs = [(w * times, w) for w in widths for times in (1, 3, 4)] + [(w, 4 * w) for w in widths] + heads
@@ -56,18 +56,17 @@ def product_shapes(*, large: bool) -> list[tuple[int, int, int]]:
 
 
 def numbers(shape: tuple[int, ...], device: torch.device, dtype: str) -> torch.Tensor:
-    """Return the same few random numbers again and again: to draw them all takes longer than the kernel does."""
+    """Repeat the same few random numbers: to draw them all takes longer than the kernel does."""
     few, count = torch.randn(FEW, device=device, dtype=TORCH_DTYPES[dtype]), math.prod(shape)
     return few.repeat(-(-count // FEW))[:count].view(shape)
 
 
 def products(device: torch.device, dtype: str, *, large: bool) -> Iterator[Kernel]:
-    for m, wide, narrow in product_shapes(large=large):
+    for m, wide, narrow in matmul_shapes(large=large):
         yield from product(device, dtype, m, wide, narrow)
 
 
 def product(device: torch.device, dtype: str, m: int, wide: int, narrow: int) -> Iterator[Kernel]:
-    """Yield a linear layer's matmul forward, the gradient of its input and that of its weight."""
     x, weight, dy = (numbers(shape, device, dtype) for shape in ((m, narrow), (wide, narrow), (m, wide)))
     yield Kernel("matmul", dtype, (m, wide, narrow), lambda: F.linear(x, weight))
     yield Kernel("matmul_input", dtype, (m, narrow, wide), lambda: dy @ weight)
@@ -93,10 +92,10 @@ def attention(device: torch.device, dtype: str, *, large: bool) -> Iterator[Kern
         yield Kernel("attention", dtype, shape, forward)
         yield Kernel("attention_both", dtype, shape, both)
         if device.type == "cpu":
-            yield from _products_attention(dtype, shape)
+            yield from _matmul_attention(dtype, shape)
 
 
-def _products_attention(dtype: str, shape: tuple[int, int, int, int]) -> Iterator[Kernel]:
+def _matmul_attention(dtype: str, shape: tuple[int, int, int, int]) -> Iterator[Kernel]:
     """Yield attention as batched matmuls (`attention = bmm`), from q, k and v side by side to the result and back."""
     batch, heads, tokens, width = shape
     qkv = numbers((batch, tokens, 3 * heads * width), torch.device("cpu"), dtype).requires_grad_()
@@ -128,7 +127,7 @@ def rows_kernels(device: torch.device, dtype: str, elements: int) -> Iterator[Ke
         yield Kernel(
             "scatter", dtype, (4 * n * WIDTH,), lambda: aten.embedding_dense_backward(dy, ids, ROWS, -1, False)
         )
-    if dtype == "float32" or device.type == "cuda":  # a CPU's cross-entropy is fp32 always
+    if dtype == "float32" or device.type == "cuda":  # a CPU's cross-entropy is always fp32
         width = 4 if dtype == "float32" else 2
         rows = max(1, elements // VOCABULARY)
         logits = torch.randn(rows, VOCABULARY, device=device, dtype=TORCH_DTYPES[dtype])
@@ -180,24 +179,23 @@ SMALL_REFERENCE: dict[str, int | float | bool | str] = {
     **REFERENCE, "n_layer": 3, "n_head": 4, "n_embd": 128, "block_size": 128, "vocab_size": 256, "batch_size": 16,
     "gradient_accumulation_steps": 1,
 }  # fmt: skip
-# A card's second ones, of few and of many blocks: so narrow that the card waits for its host, whose time they tell
-# (predict/speed/time.py).
+# A card's second ones, of few and of many blocks: so narrow that the card waits for its host (predict/speed/time.py).
 NARROW_REFERENCE: dict[str, int | float | bool | str] = {
     **REFERENCE, "n_layer": 2, "n_head": 4, "n_embd": 128, "block_size": 64, "vocab_size": 256, "batch_size": 4,
     "gradient_accumulation_steps": 4,
 }  # fmt: skip
 MANY_BLOCKS = (("n_layer", 6),)
 REFERENCE_STEPS, SMALL_STEPS, ROUNDS = 2, 8, 2
-LONG_S = 0.1  # of a kernel that is steady by itself: one run a round is enough
-CARD_SHARE = 0.5  # of a CPU's runs: kernels on a card are steadier (0.3 % between the middle and the quick ones)
-BUILDING, COMPILING = 0.5, 5  # what building the steps takes of all, and a compiled one beside an eager one
+LONG_S = 0.1  # of a steady kernel: one run per round is enough
+CARD_SHARE = 0.5  # of a CPU's runs: kernels on a card are steadier (0.3% between the median and the fast ones)
+BUILDING, COMPILING = 0.5, 5  # building's share of all steps, and a compiled one over an eager one
 
 
 def usual_dtypes(device: torch.device, *, quick: bool) -> list[str]:
     """Return fp32 on a CPU, and bf16 where it has instructions for it; on a card the dtype of `auto` first."""
     if device.type == "cuda":
         half = "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
-        return [half, "float32"]  # as half of a half-precision step's kernels are fp32
+        return [half, "float32"]  # half of a half-precision step's kernels are fp32
     fast = bool({"avx512_bf16", "amx_bf16"} & cpu_flags())
     return ["float32", "bfloat16"] if fast and not quick else ["float32"]
 
@@ -207,12 +205,12 @@ def modes_for(placement: Placement) -> list[bool]:
 
 
 def samples_of(run: Callable[[], Any], timed: Timer, share: float = 1.0) -> list[float]:
-    """Time a call again and again; `share`: of how often and how long."""
+    """Time a call repeatedly; `share`: of how often and how long."""
     return repeated(run, timed, Enough(share * ENOUGH_S, FEWEST, round(share * MOST), LONG_S))
 
 
 def quick(samples: list[float]) -> float:
-    """Return the value that a quarter of the runs stay below."""
+    """Return the lower quartile."""
     return sorted(samples)[len(samples) // 4]
 
 
@@ -242,7 +240,6 @@ def sample_kernels(
 
 
 def kernel_times(found: Samples) -> tuple[list[KernelTime], float]:
-    """Return the times and their unsteadiness. Attention's backward pass is both passes less the forward one."""
     times, slower = list[KernelTime](), list[float]()
     for (kind, dtype, shape), samples in found.items():
         time_s = quick(samples)
@@ -256,7 +253,7 @@ def kernel_times(found: Samples) -> tuple[list[KernelTime], float]:
 
 
 def launch_time(device: torch.device) -> float:
-    """Measure what an operation costs besides its kernel: a tiny one with gradients, forward and backward."""
+    """Measure the overhead of an operation: a tiny one with gradients, forward and backward."""
     x = torch.ones(8, device=device, requires_grad=True)
 
     def chain() -> None:
@@ -265,7 +262,7 @@ def launch_time(device: torch.device) -> float:
             y = y * 1.0001
         y.sum().backward()
 
-    return quick(samples_of(chain, on_host)) / 100  # the host's clock: only what launching takes
+    return quick(samples_of(chain, on_host)) / 100  # the host's clock: launching alone
 
 
 @dataclass
@@ -296,7 +293,7 @@ class Reference:
 
     @property
     def start_s(self) -> float:
-        """Return what the first two steps and the model itself took beyond two steady steps."""
+        """Return what the first two steps and the model took beyond two steady steps."""
         return max(0.0, self.built_s - 2 * quick(self.times))
 
 
@@ -318,7 +315,7 @@ def references_for(device: torch.device, dtypes: list[str], modes: list[bool]) -
     """Choose what corrects other steps on a device.
 
     A second compiled size or dtype would take longer than all the rest. Only a narrow model of two blocks is compiled
-    besides, without which nothing tells what a compiled step costs a card's host.
+    besides, to show the cost of a compiled step to a card's host.
     """
     found = list[ReferenceRequest]()
     for dtype in dtypes:
@@ -348,7 +345,7 @@ def _reference(placement: Placement, wanted: ReferenceRequest, built: dict[str, 
     built_s = time.perf_counter() - started
     if card:
         built.setdefault(key, stepper.state)
-        stepper.forward_times(0)  # which is compiled for itself
+        stepper.forward_times(0)  # compiled for itself
     return Reference(options, stepper, built_s, SMALL_STEPS if small else REFERENCE_STEPS)
 
 
@@ -357,7 +354,7 @@ def _work(wanted: list[ReferenceRequest]) -> int:
 
 
 def _drift(references: list[Reference], device: torch.device) -> float:
-    """Return the median drift of those that tell of the device: a card's narrow ones tell of its host."""
+    """Return the median drift of those that show the device's: a card's narrow ones show its host's."""
     width = NARROW_REFERENCE["n_embd"]
     own = [each for each in references if device.type == "cpu" or each.options["n_embd"] != width]
     return statistics.median(each.drift for each in own) if own else 0.0

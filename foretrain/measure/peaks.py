@@ -1,7 +1,7 @@
-"""What a device reaches in practice: matmuls, bandwidth, fresh pages, launches. Some seconds on a CPU.
+"""A device's practical peaks: matmuls, bandwidth, fresh pages, launches. Some seconds on a CPU.
 
-The fastest run of every shape and size counts: other work on the machine can only slow one down, and a peak that is too
-low would be a limit that a step can beat.
+The fastest run of every shape and size counts: other work can only slow one down, and a peak that is too low would be a
+limit that a step can beat.
 """
 
 import math
@@ -21,7 +21,7 @@ from foretrain.training.device import TORCH_DTYPES, Placement
 
 Listen = Callable[[str, float], None]
 ENOUGH_S, FEWEST, MOST = 0.04, 3, 100_000
-MOST_ON_CARD = 200  # the smallest kernels would else run thousands of times
+MOST_ON_CARD = 200  # the smallest kernels would otherwise run thousands of times
 # (rows, out, in) of linear layers: narrow and wide ones, few and many rows, and a head.
 SHAPES = ((768, 512, 128), (2048, 1536, 384), (2048, 384, 384), (512, 384, 384), (2048, 3072, 768), (1024, 8192, 384))
 LARGE_SHAPES = ((16384, 3072, 768), (16384, 6144, 1536), (8192, 8192, 2048), (16384, 50304, 768))
@@ -39,7 +39,7 @@ def measure(device: torch.device, dtypes: list[str], timed: Timer, listen: Liste
     products: list[ProductPeak] = []
     for number, dtype in enumerate(dtypes):
         listen(f"peak {dtype}", 0.8 * number / len(dtypes))
-        products += _best_products(device, dtype, timed, most)
+        products += _best_kernels(device, dtype, timed, most)
     listen("bandwidth", 0.8)
     rates = [
         Bandwidth(access=access, moved_bytes=moved_bytes, bytes_per_s=moved_bytes / _best_s(run, timed, most))
@@ -66,7 +66,7 @@ def _best_s(run: Callable[[], Any], timed: Timer, most: int) -> float:
     return min(repeated(run, timed, Enough(ENOUGH_S, FEWEST, most)))
 
 
-def _best_products(device: torch.device, dtype: str, timed: Timer, most: int) -> list[ProductPeak]:
+def _best_kernels(device: torch.device, dtype: str, timed: Timer, most: int) -> list[ProductPeak]:
     best: dict[str, ProductPeak] = {}
     for kernel in (*_linear(device, dtype), *batched(device, dtype)):
         rate = 2 * math.prod(kernel.shape) / _best_s(kernel.run, timed, most)
@@ -82,7 +82,7 @@ def _linear(device: torch.device, dtype: str) -> Iterator[kernels.Kernel]:
 
 
 def batched(device: torch.device, dtype: str) -> Iterator[kernels.Kernel]:
-    """Yield what attention is made of: q times k, probabilities times v, and both transposed, as backward has it."""
+    """Yield attention's matmuls: q times k, probabilities times v, and both transposed, as in backward."""
     for n, t, d in LARGE_HEADS if device.type == "cuda" else HEADS:
         q, k, p = (kernels.numbers(shape, device, dtype) for shape in ((n, t, d), (n, t, d), (n, t, t)))
         scores, out = torch.empty_like(p), torch.empty_like(q)
@@ -96,7 +96,7 @@ def batched(device: torch.device, dtype: str) -> Iterator[kernels.Kernel]:
 
 
 def accesses(device: torch.device) -> Iterator[tuple[Any, int, Callable[[], Any]]]:
-    """Yield (how, bytes moved, what to run) for every way to go through memory, and every size."""
+    """Yield (access, bytes moved, call) for every access pattern and size."""
     sizes = [SMALLEST_BYTES << doubled for doubled in range(LARGE_SIZES if device.type == "cuda" else SIZES)]
     item = TORCH_DTYPES["float32"].itemsize
     source, target = (torch.ones(sizes[-1] // item, device=device) for _ in range(2))

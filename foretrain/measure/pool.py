@@ -1,8 +1,7 @@
 """The child processes of `foretrain tune`: kept alive while memory allows, never one too many.
 
-A child holds its model between bursts, so that settings can be timed in turns without building them again. Where the
-next one would not fit beside those alive, those asked longest ago are ended first. The children's temporary files are
-in a folder that goes with the pool.
+A child holds its model between bursts, so that settings can be timed in turns without rebuilding. Where the next one
+would not fit, the least recently used are ended first. Their temporary files are in a folder that goes with the pool.
 """
 
 import os
@@ -27,10 +26,10 @@ IS_OTHER = "FORETRAIN_TUNE_RANK" in os.environ
 def main(parent: Parent) -> None:
     """Time one setting's training steps in a child, in short bursts whenever the parent asks.
 
-    It hears the job first, then orders; each is answered by one frame. It times foretrain's own step (model/step.py) on
-    random tokens, which are the same for every setting. A step of many micro-batches is cut short: the rest of them
-    take as long as those between the first and the last. Where several ranks share a step, this is the first one, or
-    one that the first one started.
+    It gets the job first, then orders, each answered by one frame. It times foretrain's own step (model/step.py) on
+    random tokens, the same for every setting. A step of many micro-batches is cut short: the rest take as long as those
+    between the first and the last. Where several ranks share a step, this is the first one, or one that the first one
+    started.
     """
     first = parent.receive()
     if first is None:
@@ -47,7 +46,7 @@ def main(parent: Parent) -> None:
 
     def answer(value: dict[str, Any]) -> None:
         if IS_OTHER and "died" in value:
-            os._exit(int(ExitCode.OUT_OF_MEMORY))  # which the first rank tells
+            os._exit(int(ExitCode.OUT_OF_MEMORY))  # which the first rank reports
         parent.send(value)
 
     parent.gone = gone
@@ -58,16 +57,17 @@ def main(parent: Parent) -> None:
     except BaseException:
         traceback.print_exc()
         if job["world"] > 1:
-            time.sleep(1.0)  # another rank may have ended, which the thread that watches them tells
+            time.sleep(1.0)  # another rank may have ended, which the thread that watches them reports
         sys.exit(1)
 
 
-SIDE_BY_SIDE = 0.6  # of the memory that there is; beyond it, children are ended to make room
+SIDE_BY_SIDE = 0.6  # of available memory; beyond it, children are ended to make room
 
 
 class Burst(Record):
-    """Some steps of one setting. `step_s`: what a quarter of them stayed below. `started_s`: what getting the child
-    ready took; 0 where it was. `elsewhere`: share of the machine that other programs used."""
+    """Some steps of one setting. `step_s`: their lower quartile. `started_s`: the child's start; 0 where it was ready.
+    `elsewhere`: share of the machine that other programs used.
+    """
 
     step_s: float
     steps: int
@@ -78,15 +78,16 @@ class Burst(Record):
 
 
 class Pool:
-    """Times settings, each in its child. `cap_bytes`: what a process may take; `room_bytes`: what all together may.
-    `world`: how many processes share each step. Leaving the `with` ends every child and removes their files."""
+    """Times settings, each in its child. `cap_bytes`: for a process; `room_bytes`: for all together. `world`: how many
+    processes share each step. Leaving the `with` ends every child and removes their files.
+    """
 
     def __init__(
         self, cap_bytes: int | None, room_bytes: int | None, *, cpu_clock: bool = False, world: int = 1
     ) -> None:
         self.cap_bytes, self.room_bytes, self.cpu_clock, self.world = cap_bytes, room_bytes, cpu_clock, world
-        self._children: dict[str, StepsChild] = {}  # the one asked longest ago first
-        self._seen: dict[str, int] = {}  # what a setting took before
+        self._children: dict[str, StepsChild] = {}  # the least recently used first
+        self._seen: dict[str, int] = {}  # a setting's earlier memory
         self.started = 0
 
     def __enter__(self) -> Self:
@@ -105,7 +106,7 @@ class Pool:
         return config.model_dump_json() in self._children
 
     def burst(self, config: RunConfig, seconds: float, limit_s: float, expected_bytes: int | None) -> Burst | Death:
-        """Time a setting for about so long. `expected_bytes`: what it is forecast to take."""
+        """Time a setting for about so long. `expected_bytes`: its forecast."""
         key, began, seen = config.model_dump_json(), time.monotonic(), {}
         new = key not in self._children
         if new:
@@ -153,7 +154,7 @@ class Pool:
 
     def _ask(self, key: str, order: dict[str, Any], limit_s: float) -> dict[str, Any] | Death:
         child = self._children.pop(key)
-        self._children[key] = child  # asked last now
+        self._children[key] = child  # most recently used
         child.send(order)
         return self._listen(key, limit_s)
 

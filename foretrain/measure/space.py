@@ -1,8 +1,8 @@
 """The settings that `foretrain tune` chooses among: other ways to carry out the same training. No torch.
 
-Every setting has the tokens per step, the model, the optimizer and the arithmetic that the config asks for; what may
-differ is the order of sums, and the rounding of half precision where the config leaves the dtype open. An option's
-values in the space are its *levels*; the config's own is always one of them.
+Every setting has the tokens per step, model, optimizer and arithmetic of the config; the order of sums may differ, and
+the rounding of half precision where the config leaves the dtype open. An option's values in the space are its *levels*;
+the config's own is always one of them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -73,8 +73,8 @@ def options(
 ) -> list[tuple[Level, ...]]:
     """Return the levels of each option in TUNABLE, the base's own first.
 
-    `asked`: the config as the user wrote it; `base`: with everything decided that it leaves open. An option that is not
-    in `wanted` keeps its level.
+    `asked`: the user's config; `base`: with every open choice decided. An option that is not in `wanted` keeps its
+    level.
     """
     own = dict(zip(TUNABLE, levels_of(base), strict=True))
     free: dict[str, Sequence[Level]] = {
@@ -97,7 +97,9 @@ def options(
 
 
 def _dtypes(asked: RunConfig, given: frozenset[str], machine: Machine) -> tuple[str, ...]:
-    """Return what the config leaves open. On a card 'auto' means one dtype, and matmul asks for other arithmetic."""
+    """Return the dtypes that the config leaves open. On a card 'auto' means one dtype, and matmul asks for other
+    arithmetic.
+    """
     if asked.dtype != "auto" or machine.cuda or asked.matmul != "dtype":
         return ()
     if "master_weights" in given:
@@ -106,7 +108,7 @@ def _dtypes(asked: RunConfig, given: frozenset[str], machine: Machine) -> tuple[
 
 
 def default_knobs(asked: RunConfig, given: frozenset[str], machine: Machine) -> tuple[str, ...]:
-    """Return what is searched by default: all but the kernels, dtype, threads and strategy that the config sets."""
+    """Return the options searched by default: all but the kernels, dtype, threads and strategy that the config sets."""
     closed = set()
     if asked.attention != "auto":
         closed.add("attention")
@@ -139,8 +141,7 @@ def apply(base: RunConfig, levels: Sequence[Level]) -> RunConfig:
 def settings(base: RunConfig, choices: Sequence[Sequence[Level]], world: int = 1) -> Iterator[Setting]:
     """Yield the base, then every other valid combination.
 
-    A chunk as large as the micro-batch is no chunk, so it is left out, as is what config/checks.py calls a
-    contradiction, and what `world` ranks cannot share.
+    Left out: chunks as large as the micro-batch, what config/checks.py refuses, and what `world` ranks cannot share.
     """
     own = levels_of(base)
     yield Setting(own, base)
@@ -158,14 +159,14 @@ def settings(base: RunConfig, choices: Sequence[Sequence[Level]], world: int = 1
 
 
 def _can_share(config: RunConfig, world: int) -> bool:
-    """Return whether ranks can share a step as a config says, and nothing that it says is idle."""
+    """Return whether ranks can share this step, with no option of it idle."""
     sharing = Sharing.of(config, world, world)
     idle = config.hold_gradients and not sharing.way.shards_weights
     return world == 1 or (sharing_problem(config, sharing) is None and not idle)
 
 
 def learning(base: RunConfig, config: RunConfig) -> Learning:
-    """Return what of the learning differs: the order of sums, the rounding of half precision, or dropout's draws."""
+    """Return what differs in learning: the order of sums, the rounding of half precision, or dropout's draws."""
     if (config.dtype, config.master_weights) != (base.dtype, base.master_weights):
         return "rounding"
     if config.dtype != "float32" and _shards(config) != _shards(base):
@@ -178,7 +179,7 @@ def _shards(config: RunConfig) -> bool:
     return STRATEGIES[config.strategy].shards_weights
 
 
-FEWER_THREADS = 0.5  # a step on half the threads is taken to be 2^0.5 times as long, until it is measured
+FEWER_THREADS = 0.5  # a step on half the threads is assumed to be 2^0.5 times as long, until it is measured
 
 
 def dtype_of(config: RunConfig, fallback: Dtype) -> Dtype:
@@ -221,8 +222,9 @@ def forecast_memory(config: RunConfig, gpu: Gpu, dtype: Dtype, room_bytes: int |
 
 
 def fitting(found: Sequence[Setting], gpu: Gpu, dtype: Dtype, room_bytes: int | None, world: int = 1) -> list[Setting]:
-    """Return the settings that are not forecast to fail: per combination of the other options, the micro-batches up to
-    the largest that may fit. The need grows with the micro-batch, so a few looks find it; threads take no memory."""
+    """Return the settings that may fit: per combination of the other options, micro-batches up to the largest such. The
+    need grows with the micro-batch, so a binary search finds it; threads take no memory.
+    """
     groups: dict[tuple[Level, ...], list[Setting]] = {}
     for setting in found:
         groups.setdefault(setting.but_batch, []).append(setting)
@@ -243,7 +245,7 @@ def fitting(found: Sequence[Setting], gpu: Gpu, dtype: Dtype, room_bytes: int | 
 
 
 def log_forecasts(found: Sequence[Setting], gpu: Gpu, dtype: Dtype, world: int = 1) -> list[float]:
-    """Return logarithms of the forecast step times; zeros where the device's speed is not known."""
+    """Return logarithms of the forecast step times; zeros where the device's speed is unknown."""
     times: list[float] = []
     for setting in found:
         seconds = forecast_s(setting.config, gpu, dtype, world)

@@ -33,10 +33,9 @@ from foretrain.training.contention import cores_busy_s
 from foretrain.training.device import TORCH_DTYPES, keep_memory, place
 from foretrain.training.memory_limit import cap, held_now_bytes, kept, peak_bytes
 
-# What the first rank decides goes through the store where they meet, as do the parent's orders: a child that waits
-# while another setting is timed uses neither card nor processor then, as it would in a collective. The others belong to
-# the first one's process group. One that ends by itself ends them all, since the first one may wait for it in a
-# collective.
+# Orders and the first rank's decisions go through the store where the ranks meet: a waiting child then uses neither
+# card nor processor, as it would in a collective. The others belong to the first one's process group. One that ends by
+# itself ends them all, since the first one may wait for it in a collective.
 
 RANK, PORT = "FORETRAIN_TUNE_RANK", "FORETRAIN_TUNE_PORT"
 FOR_EVER = timedelta(days=7)  # until the next order
@@ -77,7 +76,7 @@ class Ranks:
         return json.loads(self.store.get(key))
 
     def told(self, number: float) -> list[float]:
-        """Return every rank's number to the first one, once all have said theirs; the others have their own."""
+        """Return every rank's number to the first one, once all are there; the others get their own."""
         self._words += 1
         key = f"word/{self._words}"
         if self.rank:
@@ -88,7 +87,8 @@ class Ranks:
 
 def joined(job: dict[str, Any], answer: Answer) -> Ranks | None:
     """Return this process's place among the ranks of a job, of which the first starts the others; None where it is
-    alone."""
+    alone.
+    """
     if job["world"] == 1:
         return None
     if rank := int(os.environ.get(RANK, "0")):
@@ -107,7 +107,7 @@ def _started(job: dict[str, Any], rank: int, port: int) -> Child:
 
 
 def _watch(others: list[Child], answer: Answer) -> None:
-    """Wait until another rank has ended; then end too, and say why, as far as it is memory."""
+    """Wait until another rank has ended; then end too, and report an out-of-memory error."""
     while not (codes := [code for child in others if (code := child.process.poll()) is not None]):
         time.sleep(LOOKS_EVERY_S)
     if OUT_OF_MEMORY in codes:
@@ -127,7 +127,7 @@ def rows_of(config: RunConfig, count: int) -> Any:
 
 
 class TimedStep:
-    """A model that trains as one setting says, and a clock for its steps.
+    """A model that trains by one setting, and a clock for its steps.
 
     `cpu_clock`: count the process's own CPU time, which other programs disturb less; right for one thread only.
     `ranks`: that share each step, of whose micro-batches `config` has this one's.
@@ -176,13 +176,12 @@ class TimedStep:
             stamps.append(self._now())
 
     def step(self) -> tuple[float, float]:
-        """Return (seconds of a whole step, mean loss of the rows that were computed)."""
         stamps: list[float] = []
         started = self._now()
         take = self.graphed or partial(train_step, self.state)
         result = take(self._batches(stamps), RATE)
         taken = self._now() - started
-        if stamps:  # the first micro-batch adds up no gradients, so it says nothing of the ones left out
+        if stamps:  # the first micro-batch accumulates no gradients, so it does not stand for the ones left out
             later = [b - a for a, b in pairwise(stamps[1:])]
             if self.ranks and len(later) > 1:
                 later.pop()  # in which gradients are sent
@@ -191,9 +190,9 @@ class TimedStep:
         return taken, float(result.loss)
 
     def warm_up(self) -> dict[str, Any]:
-        """Compile, make the moments, find out how much of a step can be timed.
+        """Compile, allocate the moments, find out how much of a step can be timed.
 
-        Returns what was seen; `loss`: of the drawn weights on all rows of a step, None where a step is cut short.
+        Return the findings; `loss`: of the drawn weights on all rows of a step, None where a step is cut short.
         """
         started = time.perf_counter()
         self.step()
@@ -228,7 +227,7 @@ class TimedStep:
         return times
 
     def evaluate(self) -> None:
-        """Do an evaluation batch beside all that training keeps, then a step: what a run's memory has to hold."""
+        """Run an evaluation batch beside the training state, then a step: what a run's memory has to hold."""
         c = self.config.model_copy(update={"block_size": self.config.eval_block})
         ids = rows_of(c, c.eval_batch).to(self.device)
         judge = self.graphed.evaluate if self.graphed else partial(evaluation_loss, self.state)
@@ -237,8 +236,7 @@ class TimedStep:
         self.step()
 
     def peak_bytes(self) -> int:
-        """Return the process's peak on a CPU, on a card PyTorch's reserved memory and the context; of ranks the
-        highest."""
+        """Return the process's peak on a CPU, on a card reserved memory and the context; of ranks the highest."""
         own = peak_bytes(self.placement) + (held_now_bytes(self.placement) if self.device.type == "cuda" else 0)
         return int(max(self.told(own)))
 
@@ -288,7 +286,7 @@ def serve(job: dict[str, Any], next_order: Callable[[], dict[str, Any]], answer:
 
 
 def try_steps(config: RunConfig, cap_bytes: int | None) -> tuple[bool, int]:
-    """Do the child's work: (whether it lived, its peak in bytes)."""
+    """Return (whether the child's work fits, its peak in bytes)."""
     placement = place(config)
     if placement.device.type == "cpu":
         keep_memory()  # as the trainer does

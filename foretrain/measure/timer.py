@@ -1,5 +1,3 @@
-"""How long calls take on a device: many at a time where it works beside its host, until enough of them were timed."""
-
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -17,14 +15,15 @@ from foretrain.training.feed import Ahead
 
 Call = Callable[[], Any]
 Timer = Callable[[Call, int], list[float]]  # seconds of each of so many calls
-# A card waits while its host launches what is timed: for twice what the launches are expected to take, and a while.
+# A card waits while its host launches the timed calls: for twice the expected launch time, and a while.
 CLOCKS_PER_S, HEAD_START_S, SLACK, EVENTS_S = 2e9, 0.5e-3, 2.0, 20e-6
 SHORTEST_S = 1e-7  # of a call, where a clock shows nothing
 
 
 class Enough(NamedTuple):
     """Runs until they took so many seconds together; at least and at most so many. `long_s`: of a call that is steady
-    by itself, so that one run is enough."""
+    by itself, so one run is enough.
+    """
 
     seconds: float
     fewest: int
@@ -48,7 +47,7 @@ def repeated(run: Call, timed: Timer, enough: Enough) -> list[float]:
 
 
 def timer(device: torch.device) -> Timer:
-    """Return what times calls on this device; on CUDA by events, so that launching is not in it."""
+    """Return the timer of this device; on CUDA by events, so that launching is not in it."""
     return on_card if device.type == "cuda" else on_host
 
 
@@ -78,8 +77,6 @@ def on_card(run: Call, count: int) -> list[float]:
 
 
 class Stepper:
-    """foretrain's trainer on random tokens, built, compiled and warmed up."""
-
     def __init__(
         self, config: RunConfig, placement: Placement, dtype: str, *, compiled: bool, like: TrainState | None = None
     ) -> None:
@@ -117,7 +114,7 @@ class Stepper:
 
     def forward_times(self, count: int) -> list[float]:
         samples = []
-        for _ in range(count + 1):  # the first one makes kernels of its own
+        for _ in range(count + 1):  # the first one compiles kernels of its own
             started = time.perf_counter()
             evaluation_loss(self.state, self.batch).item()
             samples.append(time.perf_counter() - started)

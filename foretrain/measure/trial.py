@@ -1,9 +1,9 @@
 """A child process that trains steps of one config, its memory watched; and a short trial of a run's sizes in one.
 
 The child trains on random tokens: an evaluation batch, two optimizer steps of at most two micro-steps (Adam's states
-appear after the first, gradients add up from the second micro-step on), and an evaluation batch with all of that there.
-It is capped as the run will be: on CUDA by PyTorch's allocator; on a CPU the parent looks at the child's memory fifty
-times a second, and ends it beyond the cap.
+appear after the first, gradients accumulate from the second micro-step on), and an evaluation batch beside all that. It
+is capped as the run will be: on CUDA by PyTorch's allocator; on a CPU the parent polls the child's memory fifty times
+per second, and ends it beyond the cap.
 """
 
 import math
@@ -20,8 +20,9 @@ LOOK_EVERY_S = 0.02
 
 
 class Trial(Record):
-    """`peak_bytes`: of the process on a CPU, of PyTorch's reserved memory on CUDA. `problem`: why it says nothing about
-    memory, such as a compiler that is missing; '' where it does."""
+    """`peak_bytes`: of the process on a CPU, of PyTorch's reserved memory on CUDA. `problem`: why it tells nothing
+    about memory, such as a missing compiler.
+    """
 
     batch_size: int
     lived: bool
@@ -36,7 +37,7 @@ class Death(Record):
 
 
 class StepsChild(processes.Child):
-    """A child that trains steps of a config. `cap_bytes`: what its process may take."""
+    """A child that trains steps of a config. `cap_bytes`: for its process."""
 
     def __init__(self, module: str, config: RunConfig, cap_bytes: int | None, **variables: str) -> None:
         super().__init__(module, env=variables)
@@ -52,7 +53,7 @@ class StepsChild(processes.Child):
             if time.monotonic() > end:
                 return Death(reason="timeout", peak_bytes=self.peak_bytes)
         if isinstance(found, processes.Death):
-            if found.is_killed and config_on_cpu(self.config):  # by the system, which is a lack of memory
+            if found.is_killed and config_on_cpu(self.config):  # by the system, for want of memory
                 return Death(reason="memory", peak_bytes=self.peak_bytes)
             return Death(reason="failed", peak_bytes=self.peak_bytes, problem=problem_of(found))
         self.peak_bytes = max(self.peak_bytes, found.value.get("peak_bytes", 0))
@@ -60,7 +61,7 @@ class StepsChild(processes.Child):
 
 
 def run_trial(config: RunConfig, cap_bytes: int | None) -> Trial:
-    """Try a config's sizes. `cap_bytes`: what the process may take. Ends the child when interrupted."""
+    """Try a config's sizes. `cap_bytes`: for the process. Ends the child when interrupted."""
     child = StepsChild("foretrain.measure.trial", config, cap_bytes)
     try:
         child.send({"config": config.model_dump(mode="json"), "cap_bytes": cap_bytes})
@@ -75,12 +76,11 @@ def run_trial(config: RunConfig, cap_bytes: int | None) -> Trial:
 
 
 def config_on_cpu(config: RunConfig) -> bool:
-    """Return whether the process's own memory is what counts; 'auto' is resolved before."""
     return config.device == "cpu"
 
 
 def problem_of(death: processes.Death) -> str:
-    """Say why a child that tries something ended: its last line, exit code, and the file with all it printed."""
+    """Return why a child's trial ended: its last line, exit code, and the file with its output."""
     lines = death.printed.strip().splitlines()
     last = printable(lines[-1][:200]) if lines else say("trial.silent")
     path = bugs.write_text_file(death.printed, "trial") if lines else None

@@ -1,4 +1,4 @@
-"""What `foretrain tune` keeps: its answer, for the next time it is asked the same, and the steps that it timed."""
+"""The cache of `foretrain tune`: its answers, and the steps that it timed."""
 
 import math
 import os
@@ -36,7 +36,7 @@ SAME_ROOM = 1.1  # room that differs by less is the same where room decided
 
 
 def path_of(base: RunConfig, choices: Sequence[Sequence[Level]], gpu: Gpu, version: str, world: int = 1) -> Path:
-    """Return where the answer for this config, these levels, so many of this device and these versions lies."""
+    """Return the path of the answer for this config, these levels, devices and versions."""
     driver = gpu.calibration.driver if gpu.calibration else ""
     space = [(name, sorted(map(str, levels))) for name, levels in zip(TUNABLE, choices, strict=True)]
     threads = os.environ.get("OMP_NUM_THREADS", "")
@@ -46,7 +46,8 @@ def path_of(base: RunConfig, choices: Sequence[Sequence[Level]], gpu: Gpu, versi
 
 def recall(path: Path, room_bytes: int | None, budget_s: float, trials: int) -> Tuning | None:
     """Return an earlier answer that still holds: it had as many trials and as much time, or needed no more, and there
-    is as much memory. None for a damaged file, too."""
+    is as much memory. None for a damaged file, too.
+    """
     found = KEPT.record(path, Tuning)
     if found is None or found.most_trials < trials or (found.stop == "budget" and found.budget_s < budget_s):
         return None
@@ -59,7 +60,6 @@ def recall(path: Path, room_bytes: int | None, budget_s: float, trials: int) -> 
 
 
 def keep(found: Tuning, path: Path) -> None:
-    """Keep an answer for the next time; an interrupted search is none."""
     if found.stop != "interrupted":
         KEPT.keep(path, found.model_dump_json(indent=1))
 
@@ -67,7 +67,7 @@ def keep(found: Tuning, path: Path) -> None:
 def feed(found: Tuning, configs: Sequence[RunConfig], gpu: Gpu, dtype: Dtype, threads: int) -> int:
     """Keep the timed steps for this device's plans; return how many. `configs`: in the trials' order.
 
-    Only what is sure: bounds within 5%, on a machine that did little else. `threads`: PyTorch's own; 0 on cards.
+    Only reliable ones: bounds within 5%, on a quiet machine. `threads`: PyTorch's own; 0 on cards.
     """
     if found.elsewhere > QUIET:
         return 0
@@ -94,7 +94,7 @@ def _is_sure(trial: TuneTrial) -> bool:
 
 
 def answer(tuner: Tuner) -> dict[str, Any]:
-    """Return the fields of a `Tuning` that a search knows. Raises UserError where nothing that was tried runs."""
+    """Return a search's fields of a `Tuning`. Raises UserError where nothing that was tried runs."""
     living = [trial for trial in tuner.tried.values() if trial.lives]
     if not living:
         raise _nothing(tuner)

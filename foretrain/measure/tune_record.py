@@ -1,4 +1,4 @@
-"""What `foretrain tune` found, as records: every trial with its forecast, and the setting that it ends with."""
+"""Records of a `foretrain tune` search: every trial with its forecast, and the final setting."""
 
 import math
 import statistics
@@ -12,15 +12,15 @@ from foretrain.config.options import RunConfig
 
 SCHEMA = "foretrain.tune/1"
 
-# best: the pick; as_good: not told apart from it and within a percent; close: not told apart, but probably slower;
-# changed: its loss on the same rows is another one, so it is no way to carry out the same training.
+# best: the pick; as_good: not distinguished from it and within a percent; close: not distinguished, but probably
+# slower; changed: its loss on the same rows differs, so it is not the same training.
 Verdict = Literal["best", "as_good", "close", "slower", "memory", "timeout", "failed", "changed"]
-# decided: told apart; alike: those left are too much alike to tell; budget: no time left; interrupted: by the user.
+# decided: distinguished; alike: those left are too much alike; budget: no time left; interrupted: by the user.
 Stop = Literal["decided", "alike", "budget", "interrupted"]
 
 
 class TuneTrial(Record):
-    """One setting that was tried. `options`: its level of each option (`activation_checkpointing`: number of blocks).
+    """One tried setting. `options`: its level of each option (`activation_checkpointing`: number of blocks).
 
     `step_s` with its bounds is measured, in turns with the pick's steps; `peak_bytes` is the process's on a CPU, and
     reserved memory and context on a card. `pareto`: none other is faster in less memory.
@@ -45,8 +45,9 @@ class TuneTrial(Record):
 
 
 class ForecastError(Record):
-    """How far the forecast was off, over the trials: `middle` is the median of predicted over measured, `spread` the
-    median deviation from it, `worst` the ratio farthest from one."""
+    """Errors of the forecast over the trials: `middle` is the median of predicted over measured, `spread` the median
+    deviation from it, `worst` the largest error.
+    """
 
     trials: int
     middle: float
@@ -67,11 +68,11 @@ class ForecastError(Record):
 class Tuning(Record):
     """The answer. `config` is the pick, with everything decided; `trials` has it first, then the others by speed.
 
-    `world`: how many of the device share each step; memory is of the one with the most. `gain`: by what share it does
-    more tokens/s than the config as given, with its bounds; None where that did not run. `clock`: wall time or the
+    `world`: how many of the device share each step; memory is of the one with the most. `gain`: the pick's extra
+    tokens/s as a share of the given config's, with bounds; None where that did not run. `clock`: wall time or the
     process's CPU time. `elsewhere`: median share of the machine that other programs used. `first_choice`: by what share
-    the forecast's own first choice is slower than the pick, where it was tried. `least_budget_s`: what a look around
-    needs, where there was too little. `fed`: how many of the trials now correct this device's plans.
+    the forecast's own first choice is slower than the pick, where it was tried. `least_budget_s`: for a minimal search,
+    where there was too little. `fed`: how many of the trials now correct this device's plans.
     """
 
     name: str
@@ -127,21 +128,20 @@ def with_pareto(trials: Sequence[TuneTrial]) -> tuple[TuneTrial, ...]:
     return tuple(marked)
 
 
-# In a round every setting that is still in the race is timed once, so that what drifts (clocks, other programs, heat)
-# is in all of them. Differences are of logarithms. Their mean is trimmed, as a round may be hit by something else, and
-# its bounds are those of Yuen and Tukey: Student's t on the winsorized deviation (Tukey and McLaughlin 1963, Sankhya A
-# 25, 331).
+# In a round every setting in the race is timed once, so that drift (clocks, other programs, heat) is in all of them.
+# Differences are of logarithms. Their mean is trimmed, as other programs may disturb a round, and its bounds are those
+# of Yuen and Tukey: Student's t on the winsorized deviation (Tukey and McLaughlin 1963, Sankhya A 25, 331).
 
 NEAR = 0.01  # settings that differ by less are as good as each other
 CONFIDENCE = 0.95  # of all bounds of a race together: its settings, and its looks
-LOOKS = (3, 4, 6, 8, 12, 16, 24)  # rounds after which something is decided; each look more would be a chance to err
+LOOKS = (3, 4, 6, 8, 12, 16, 24)  # rounds after which something is decided; each more is a chance to err
 TRIM = 0.2  # of the rounds, at each end
 FINEST = 0.002  # no two rounds agree better than by chance
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean of logarithms and the half width of its bounds; infinite where there is too little to tell."""
+    """A mean of logarithms and the half width of its bounds, infinite where undetermined."""
 
     mean: float
     half: float
@@ -175,10 +175,10 @@ class Race:
     def __init__(self, entrants: Sequence[int], near: float = NEAR) -> None:
         self.alive, self.near = list(entrants), near
         self.rounds: list[dict[int, float]] = []  # log seconds of each that was timed
-        self.dropped: dict[int, int] = {}  # who fell out, and in which round
+        self.dropped: dict[int, int] = {}  # who dropped out, and in which round
 
     def add(self, seconds: dict[int, float]) -> None:
-        """Add one round's times; who is not in it has died and is out."""
+        """Add one round's times; a setting without one has ended and drops out."""
         self.rounds.append({number: math.log(s) for number, s in seconds.items()})
         self.alive = [number for number in self.alive if number in seconds]
         if self.looks and self.alive:
@@ -209,7 +209,7 @@ class Race:
         return min(self.alive, key=lambda number: estimate(centred[number]).mean)
 
     def against(self, number: int, other: int, confidence: float = CONFIDENCE) -> Estimate:
-        """Return by how much a setting's steps are longer, in logarithms, over the rounds that have both."""
+        """Return how much longer a setting's steps are, in logarithms, over the rounds that have both."""
         shared = [row[number] - row[other] for row in self.rounds if number in row and other in row]
         return estimate(shared, confidence) if shared else Estimate(math.nan, math.inf)
 
@@ -229,7 +229,7 @@ START_S, COMPILE_S = 5.0, 30.0  # what starting a child costs, until it was seen
 EXPLORE_S, RACE_S = 0.25, 0.4  # of one burst
 WARM_UP_STEPS = 2
 FIRST_SHARE = 0.4  # of the budget, at most, for the first trial
-TRIALS = 3  # below which a search has not looked around
+TRIALS = 3  # below which a search is too small
 
 
 def burst_s(config: RunConfig, step_s: float, seconds: float = EXPLORE_S) -> float:
@@ -245,8 +245,9 @@ def start_s(config: RunConfig, step_s: float) -> float:
 
 
 def first_trial(configs: Sequence[RunConfig], steps_s: Sequence[float], wanted: int, budget_s: float) -> int:
-    """Return the setting to begin with: the wanted one if its trial takes a part of the budget by the forecast; else
-    the fastest one of which that is so, or whose trial is the shortest."""
+    """Return the first setting: the wanted one if its trial takes a part of the budget by the forecast; else the
+    fastest such, or the one with the shortest trial.
+    """
 
     def cost_s(n: int) -> float:
         return start_s(configs[n], steps_s[n]) + burst_s(configs[n], steps_s[n])

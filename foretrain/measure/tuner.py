@@ -1,9 +1,8 @@
 """`foretrain tune`: the setting that trains fastest on this machine, found in few trials, tokens per step unchanged.
 
-The forecast ranks the settings; a model says which trial promises most for its time, and every trial corrects it. A
+The forecast ranks the settings; a model picks the most promising trial for its time, and every trial corrects it. A
 trial is timed in turns with the config as given, so that drift is in both. The best few then race until one is ahead,
-or those left are within a percent. Nothing here knows a process or a clock: `Bench` times, the caller says how long it
-may go on.
+or those left are within a percent. Nothing here knows a process or a clock: `Bench` times, the caller sets the time.
 """
 
 import math
@@ -39,19 +38,19 @@ from foretrain.measure.tune_record import (
 )
 from foretrain.predict.memory import RunMemory
 
-# The logarithm of measured over forecast time is taken to be a sum of what each option's level does that the forecast
-# does not know, of what pairs of levels do, and of a smooth function of the micro-batch: a Gaussian process (Rasmussen
-# and Williams 2006, equations 2.25 and 2.26). So one trial speaks for all its neighbours. The next trial is that of the
-# highest expected improvement (Jones, Schonlau and Welch 1998) for the time it costs.
+# The logarithm of measured over forecast time is modelled as a sum of effects of each option's level and of pairs of
+# levels, and a smooth function of the micro-batch: a Gaussian process (Rasmussen and Williams 2006, equations 2.25 and
+# 2.26). So one trial informs all its neighbours. The next trial has the highest expected improvement (Jones, Schonlau
+# and Welch 1998) for its time.
 
 Array = np.ndarray
 
-# Standard deviations, in logarithms, of what a forecast by the catalogue misses; by a calibration it is half.
+# Standard deviations, in logarithms, of a forecast by the catalogue; by a calibration it is half.
 SPREAD = {name: option.tuned.spread for name, option in OPTIONS.items() if option.tuned and option.tuned.spread}
 PAIRED, PAIR_SPREAD = named(lambda option: option.tuned and option.tuned.paired), 0.08
 TREND = 0.04  # a doubling of the micro-batch
 BATCH, BATCH_LENGTH = 0.12, 2.0  # the length is in doublings
-BATCH_WITH, BATCH_WITH_LENGTH = 0.06, 1.5  # how the micro-batch acts with one combination of the other options
+BATCH_WITH, BATCH_WITH_LENGTH = 0.06, 1.5  # the micro-batch with one combination of the other options
 ALL, ALONE = 1.0, 0.02  # all of them together, and each one for itself
 
 
@@ -69,7 +68,7 @@ class Model:
         self.noises: list[float] = []
 
     def observe(self, number: int, log_s: float, noise: float) -> None:
-        """Take a measurement with its standard deviation. A later one of the same setting replaces it."""
+        """Take a measurement with its standard deviation; a later one of the same setting replaces it."""
         if number in self.tried:
             at = self.tried.index(number)
             self.values[at], self.noises[at] = log_s, noise
@@ -111,7 +110,7 @@ class Model:
         return mean, np.sqrt(np.maximum(variance, 1e-12))
 
     def improvement(self) -> Array:
-        """Return the expected improvement on the best tried setting, in logarithms; 0 for those that were tried."""
+        """Return the expected improvement on the best tried setting, in logarithms; 0 for tried ones."""
         mean, deviation = self.posterior()
         best = min(mean[number] for number in self.tried)
         z = (best - mean) / deviation
@@ -127,15 +126,14 @@ def _coded(column: Sequence[object]) -> Array:
 
 
 def _normal(z: Array) -> Array:
-    """Return the share of a normal distribution below z."""
     return np.asarray([0.5 * (1 + erf(x / 2**0.5)) for x in z])
 
 
-# Bursts of a trial, each beside one of the reference: more where they do not agree, as something else was running.
+# Bursts of a trial, each beside one of the reference: more where they disagree, as something else was running.
 PAIRS, MOST_PAIRS, AGREE = 3, 7, 0.04
 EXPLORING = 0.65  # share of the budget, at most, before the race
-ENOUGH = 0.0015  # no trial promises more than this share of a step's time: stop looking
-ENDING_S = 5.0  # by which a trial may be later than the time to look around
+ENOUGH = 0.0015  # stop where no trial promises more than this share of a step's time
+ENDING_S = 5.0  # how late a trial may end
 FINALISTS, WITHIN = 6, 0.06
 UNPAIRED_NOISE, FINEST_NOISE = 0.08, 0.01
 ALIKE = 0.02  # forecasts of memory that differ by less are the same
@@ -158,8 +156,7 @@ class Bench(Protocol):
 
 @dataclass(frozen=True)
 class Outlook:
-    """Where the settings run, for their forecasts. `room_bytes`: what a process may take; `world`: how many share a
-    step."""
+    """Where the settings run, for their forecasts. `room_bytes`: for a process; `world`: how many share a step."""
 
     gpu: Gpu
     dtype: Dtype
@@ -176,7 +173,7 @@ class Outlook:
 
 @dataclass(frozen=True)
 class Limits:
-    """How long, and how many settings at most; None: a quarter of the space, 4 to 24."""
+    """Limits of time and of settings; None: a quarter of the space, 4 to 24."""
 
     budget_s: float = 180.0
     most_trials: int | None = None
@@ -232,17 +229,17 @@ class Tuner:
         self.budget_s, self.end = limits.budget_s, clock() + limits.budget_s
         self.explore_end = clock() + EXPLORING * limits.budget_s
         self.tried: dict[int, TriedSetting] = {}
-        self.closed: set[int] = set()  # of no interest any more
+        self.closed: set[int] = set()  # no longer of interest
         self.reference: int | None = None
         self.race = Race([])
         self.winner: int | None = None
         self.stop: Stop = "decided"
         self.edge_bytes = math.inf  # what is forecast to take as much is not tried
-        self.cut_short = False  # there was no time to look around
+        self.cut_short = False  # there was no time to search
         self.random = random.Random(self.base.seed)
 
     def run(self) -> None:
-        """Search. Raises UserError where nothing fits; an interrupt ends it, and what is known stays."""
+        """Search. Raises UserError where nothing fits; an interrupt ends it with what is known."""
         if not self.settings:
             raise UserError(
                 "memory.tune_none_fits", count=self.total, needed=self.outlook.memory(self.base).needed_bytes,
@@ -278,7 +275,7 @@ class Tuner:
             order = [n for n, cost_s in costs.items() if cost_s <= left_s]
             order.sort(key=lambda n: -float(gains[n]) / costs[n])
             self.cut_short = bool(costs) and not order
-        else:  # where the first ones die, the next best by forecast; the shortest trial where they took too long
+        else:  # where the first ones fail, the next best by forecast; the shortest trial where they took too long
             late = any(trial.death and trial.death.reason == "timeout" for trial in self.tried.values())
             order = [n for n in range(len(self.settings)) if n not in self.closed] if left_s > 0 else []
             order.sort(key=lambda n: self._cost_s(n) if late else float(self.model.prior[n]))
@@ -295,7 +292,7 @@ class Tuner:
         return self.explore_end - self.clock()
 
     def _cost_s(self, number: int) -> float:
-        """Return what a trial probably takes: a start, as others took, and its bursts beside those of the reference."""
+        """Return the probable time of a trial: a start, as others took, and its bursts beside the reference's."""
         config = self.settings[number].config
         alike = (t for t in self.tried.values() if t.lives and self.settings[t.number].config.compile == config.compile)
         seen = [t.started_s for t in alike]
@@ -305,7 +302,7 @@ class Tuner:
         return ready_s + (PAIRS if len(self.tried) >= TRIALS else 1) * pair_s
 
     def least_budget_s(self) -> float | None:
-        """Return the budget for a look around, by what was seen and forecast, at least twice what was too little."""
+        """Return the budget for a minimal search, by what was seen and forecast, at least twice what was too little."""
         if sum(trial.lives for trial in self.tried.values()) >= min(TRIALS, self.most, len(self.settings)):
             return None
         costs_s = [self._cost_s(n) for n in range(len(self.settings))]
@@ -334,10 +331,10 @@ class Tuner:
         self.listen("tried", self._told(trial))
 
     def _compare(self, trial: TriedSetting, burst: Burst) -> None:
-        """Time the burst beside one of the reference, where that costs no start."""
+        """Time the burst beside one of the reference, where that needs no start."""
         log_s = math.log(burst.step_s)
         if self.reference is None:
-            self.origin = log_s  # all logarithms are told against the reference's first burst
+            self.origin = log_s  # all logarithms are relative to the reference's first burst
             trial.ratios.append(log_s)
             return
         other = None
@@ -365,7 +362,6 @@ class Tuner:
         return None if trial.changed else found
 
     def _loss_differs(self, trial: TriedSetting) -> bool:
-        """Return whether the first step's loss on the same rows is another than the reference's."""
         losses = [b.loss for b in trial.bursts if b.loss is not None]
         if self.reference is None or not losses or self.base.dropout:
             return False
@@ -377,7 +373,7 @@ class Tuner:
         return abs(losses[0] - known[0]) > tolerance * abs(known[0])
 
     def noise(self, trial: TriedSetting) -> float:
-        """Return the noise of the mean of a trial's ratios, from how much they differ."""
+        """Return the noise of the mean of a trial's ratios, by their differences."""
         if trial.number == self.reference:
             return FINEST_NOISE
         if not trial.paired or len(trial.ratios) < 2:
@@ -386,8 +382,9 @@ class Tuner:
         return max(FINEST_NOISE, spread)
 
     def _learn_from_death(self, trial: TriedSetting) -> None:
-        """Rule out what is as large: what runs out of memory does so with a larger micro-batch, and so does what is
-        forecast to take as much; a level that failed twice and never lived is out."""
+        """Rule out larger settings: what runs out of memory does so with a larger micro-batch, and so does what is
+        forecast to take as much; a level that failed twice and never ran is out.
+        """
         mine = self.settings[trial.number]
         levels = mine.levels
         if trial.death is not None and trial.death.reason == "memory":
@@ -424,7 +421,7 @@ class Tuner:
                 if self.winner is None or self._evaluates(self.winner):
                     return
                 self.race.alive = [n for n in self.race.alive if n != self.winner]
-            # Nobody who was left can evaluate. Those that fell out of the race were slower, and may.
+            # Nobody left can evaluate. Those that dropped out were slower, and may.
             entrants = [n for n in entrants if n in self.race.dropped and self.tried[n].lives]
 
     def _finalists(self) -> list[int]:
@@ -438,7 +435,7 @@ class Tuner:
         most = min(FINALISTS, max(2, int((self.end - self.clock()) / (LOOKS[0] * round_s))))
         chosen = [n for n in living if mean[n] <= mean[best] + margin][:most]
         if self.given is not None and self.given in living and self.given not in chosen:
-            chosen.append(self.given)  # for its own sake: the gain is told against it
+            chosen.append(self.given)  # for its own sake: the gain is relative to it
         return chosen
 
     def _rounds(self) -> None:
@@ -446,7 +443,7 @@ class Tuner:
             if self.clock() >= self.end:
                 self.stop = "budget"
                 return
-            if len(self.race.rounds) >= LOOKS[-1]:  # those not told apart by then are alike
+            if len(self.race.rounds) >= LOOKS[-1]:  # those not distinguished by then are alike
                 self.stop = "alike"
                 return
             order, seconds = list(self.race.alive), dict[int, float]()
@@ -464,7 +461,7 @@ class Tuner:
         self.stop = "decided"
 
     def _pick(self) -> int | None:
-        """Return the fastest; or the config as given where that is as good: then nothing has to change."""
+        """Return the fastest; or the config as given where that is as good."""
         if not self.race.alive:
             return None
         best = self.race.best if self.race.rounds else self.race.alive[0]
@@ -489,7 +486,7 @@ class Tuner:
         return half if math.isfinite(half) else 3 * UNPAIRED_NOISE
 
     def _evaluates(self, number: int) -> bool:
-        """Return whether it holds an evaluation; not asked where compiling that takes longer than there is doubt."""
+        """Return whether it holds an evaluation; not asked where compiling that takes too long for the doubt."""
         trial, config, room = self.tried[number], self.settings[number].config, self.outlook.room_bytes
         if room is None or (config.compile and trial.peak_bytes < room / 2):
             return True

@@ -1,4 +1,5 @@
-"""What was verified on one machine: case by case predicted and measured, in a JSON file read as if a stranger wrote it.
+"""Verifications on one machine: case by case predicted and measured, in a JSON file that is read as if a stranger wrote
+it.
 
 No user name, host name or path is in it: only versions, the card, and figures.
 """
@@ -21,7 +22,7 @@ from foretrain.hardware.catalogue import Dtype, Gpu
 from foretrain.predict.spec import StepName, StepSpec
 
 SCHEMA = "foretrain.verify/1"
-CONTRIBUTED = "benchmarks/contributed"  # where the project keeps the files of all
+CONTRIBUTED = "benchmarks/contributed"  # the project's collection
 MOST_CASES = 100
 Size = Annotated[int, Field(ge=0, le=2**50)]
 Seconds = Annotated[float, Field(gt=0, le=1e6)]
@@ -51,7 +52,7 @@ class Case(Record):
 
     @property
     def config(self) -> RunConfig:
-        """Raises ConfigError or ValidationError for unknown options. A case that says nothing of graphs has none."""
+        """Raises ConfigError or ValidationError for unknown options. A case without a graph option has none."""
         return launched(self.options)
 
     def spec(self, gpu: Gpu) -> StepSpec:
@@ -68,7 +69,8 @@ class Phase(Record):
 
 class Predicted(Record):
     """Peaks of allocated and reserved memory by `source`, what the process needs with its range, seconds of a step from
-    the catalogue with theirs. `estimate_allocated_bytes`: as `plan` shows without --exact."""
+    the catalogue with theirs. `estimate_allocated_bytes`: of `plan` without --exact.
+    """
 
     source: Literal["traced", "estimated"]
     allocated_bytes: Size | None = None
@@ -84,7 +86,8 @@ class Predicted(Record):
 
 class Measured(Record):
     """torch's peaks over the predicted phases; the process's memory by NVML at its end (of a CPU: its peak); the median
-    of `steps` steps, each waited for. `context_bytes`: what the process takes beside what is reserved."""
+    of `steps` steps, each waited for. `context_bytes`: of the process beside what is reserved.
+    """
 
     allocated_bytes: Size | None = None
     reserved_bytes: Size | None = None
@@ -95,15 +98,14 @@ class Measured(Record):
 
 
 class Reason(Record):
-    """Why a case has no figures: a text `verify.why.ID` and its values."""
-
     id: Literal["memory", "no_compile", "timeout", "ended", "error", "out_of_memory"]
     values: dict[Text, int | float | Text] = Field(default_factory=dict)
 
 
 class Outcome(Record):
-    """What became of one case. `waiting`: not tried yet; `skipped`: could not be tried here. `busy`: other programs
-    were computing there, so that its time says little."""
+    """The result of one case. `waiting`: not tried yet; `skipped`: could not be tried here. `busy`: other programs were
+    computing there, so that its time tells little.
+    """
 
     case: Case
     status: Status = "waiting"
@@ -116,7 +118,7 @@ class Outcome(Record):
     took_s: Annotated[float, Field(ge=0, le=1e6)] = 0.0
 
     def error(self, quantity: Quantity) -> float | None:
-        """Return (predicted - measured) / measured; None where one of them is not there."""
+        """Return (predicted - measured) / measured; None where one of them is missing."""
         found = self.pair(quantity)
         return found[0] / found[1] - 1 if found else None
 
@@ -143,8 +145,6 @@ class Outcome(Record):
 
 
 class Machine(Record):
-    """The card, or the CPU. `driver` is NVIDIA's."""
-
     device: Text
     kind: Literal["cuda", "cpu"]
     memory_bytes: Size | None = None
@@ -166,7 +166,7 @@ class Versions(Record):
 
 
 class Summary(Record):
-    """How far off the prediction of a quantity was. `worst` is signed. `inside`: how many were in the stated range."""
+    """Errors of a quantity's predictions. `worst` is signed. `inside`: how many were in the stated range."""
 
     quantity: Quantity
     cases: int
@@ -177,7 +177,7 @@ class Summary(Record):
 
 
 class Verification(Record):
-    """All cases of one machine. `name`: who contributed it; `free_bytes`: what the cases were chosen for."""
+    """All cases of one machine. `name`: its contributor; `free_bytes`: what the cases were chosen for."""
 
     date: Day
     name: Name = ""
@@ -228,7 +228,7 @@ def summaries(outcomes: Sequence[tuple[str, Outcome]]) -> tuple[Summary, ...]:
 
 
 def read(path: Path) -> Verification:
-    """Read a file. Raises UserError 'data.bad_verification' with what is wrong with it."""
+    """Read a file. Raises UserError 'data.bad_verification' with its fault."""
 
     def bad(reason: str) -> UserError:
         return UserError("data.bad_verification", path=str(path), reason=reason)
@@ -245,7 +245,7 @@ def read(path: Path) -> Verification:
 
 
 def checked(data: dict[str, Any], bad: Callable[[str], UserError]) -> Verification:
-    """Make the record of JSON values; its configs are valid, too. Raises what `bad` makes of a reason."""
+    """Make the record of JSON values, with valid configs. Raises what `bad` makes of a reason."""
     try:
         found = Verification.model_validate(data)
         for outcome in found.outcomes:

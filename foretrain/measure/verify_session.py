@@ -1,4 +1,4 @@
-"""Which runs are tried: small to as large as the card carries, every way of training that moves memory. No torch."""
+"""The runs to try: small to as large as the card carries, every way of training that moves memory. No torch."""
 
 import contextlib
 import datetime
@@ -37,7 +37,7 @@ from foretrain.predict.trace import service
 from foretrain.predict.trace.forecast import requests_for
 from foretrain.predict.trace.service import Request, TraceUnavailable, code_digest
 
-ROOM = 0.9  # of the free memory: a case is made smaller until it is expected to need no more
+ROOM = 0.9  # of the free memory: a case is shrunk until it is expected to need no more
 MOST_SEQUENCES = 512  # of a micro-batch, where the largest one that fits is looked for
 
 _CHARACTERS = {"n_layer": 6, "n_head": 6, "n_embd": 384, "block_size": 256, "batch_size": 64, "vocab_size": 65}
@@ -49,12 +49,12 @@ _SAVING = {"activation_checkpointing": True, "loss_chunk_size": 2048}
 
 
 def _case(name: str, options: dict[str, Any], dtype: str, step: str = "foretrain", *, compiled: bool = False) -> Case:
-    # RunConfig accumulates 40 times unless it is told otherwise.
+    # RunConfig's default accumulates 40 times.
     return Case(name=name, options={**_ONE, **options}, dtype=dtype, step=step, compiled=compiled)  # type: ignore[arg-type]
 
 
-# Those of a card, small ones first. Vocabularies that are not divisible by 8 are eager or in fp32: how a compiled step
-# pads them otherwise is decided by a measurement on the card, and a plan gives a range.
+# On a card, small ones first. Vocabularies that are not divisible by 8 are eager or in fp32: a measurement on the card
+# decides how a compiled step pads them otherwise, and a plan gives a range.
 ON_A_CARD = (
     _case("characters", _CHARACTERS, "bfloat16"),
     _case("characters dropout", {**_CHARACTERS, "dropout": 0.2}, "float16", "nanogpt"),
@@ -86,7 +86,7 @@ FILLING = (
 )
 
 _SMALL = {"n_layer": 4, "n_head": 4, "n_embd": 256, "block_size": 256, "batch_size": 8, "vocab_size": 4096}
-# Those of a CPU: eager, and done in a minute or two. There is no trace of a CPU's memory, only the estimate.
+# On a CPU: eager, and done in a minute or two. There is no trace of a CPU's memory, only the estimate.
 ON_A_CPU = (
     _case("small", _SMALL, "float32"),
     _case("small", _SMALL, "float32", "nanogpt"),
@@ -101,7 +101,8 @@ ON_A_CPU = (
 
 def cases_for(gpu: Gpu, free_bytes: int | None) -> tuple[Case, ...]:
     """Return the cases of a device with so much free memory. bfloat16 is float16 where the card has none; a micro-batch
-    is halved until the case is expected to fit, or is one sequence."""
+    is halved until the case is expected to fit, or is one sequence.
+    """
     if gpu.kind == "cpu":
         return tuple(_fitting(case, gpu, free_bytes) for case in ON_A_CPU)
     return tuple(
@@ -135,7 +136,6 @@ def _batch(case: Case) -> int:
 
 
 def with_batch(case: Case, size: int) -> Case:
-    """Set the micro-batch; an evaluation's own one shrinks with it."""
     options = {**case.options, "batch_size": size}
     if own := case.config.eval_batch_size:
         options["eval_batch_size"] = max(1, own * size // _batch(case))
@@ -171,14 +171,13 @@ Peaks = dict[str, tuple[int, int | None]]  # phase -> allocated and reserved byt
 
 
 def requests(case: Case, gpu: Gpu) -> list[Request]:
-    """Return the traces that predict a case; none of a CPU."""
     if gpu.kind != "cuda":
         return []
     return requests_for(case.spec(gpu))
 
 
 def trace_all(cases: Sequence[Case], gpu: Gpu, listen: Callable[[str], None]) -> None:
-    """Make all traces at once, which costs less than one by one; those that fail are told with their case."""
+    """Make all traces at once, which is faster than one by one; report failures with their case."""
     with contextlib.suppress(TraceUnavailable):
         service.traces([request for case in cases for request in requests(case, gpu)], listen)
 
@@ -207,7 +206,7 @@ def predict(case: Case, gpu: Gpu) -> tuple[Predicted, Peaks]:
 
 
 def _process(memory: RunMemory, context: Context, reserved: int | None) -> tuple[int, int, int]:
-    """Return (expected, low, high) bytes of the process: reserved and the context, or as the estimate has it."""
+    """Return (expected, low, high) bytes of the process: reserved and the context, or the estimate's."""
     if reserved is not None:
         return tuple(reserved + size for size in (context.expected_bytes, context.low_bytes, context.high_bytes))  # type: ignore[return-value]
     most = max((p for p in memory.phases if p.phase != "resume"), key=lambda p: p.needed_expected_bytes)
@@ -227,27 +226,26 @@ def _traced(case: Case, gpu: Gpu) -> Peaks | None:
 
 
 def _estimated(memory: RunMemory) -> Peaks:
-    """Return the peaks without the phase of resuming, which no case does."""
     return {p.phase: (p.allocated_bytes, p.reserved_bytes) for p in memory.phases if p.phase != "resume"}
 
 
 def without_calibration(gpu: Gpu) -> Gpu:
-    """Return the card as the catalogue has it: what is contributed shows how good that is."""
+    """Return the card as the catalogue has it: a contribution tests that."""
     return gpu.model_copy(update={"calibration": None})
 
 
-DEVICE_S = 120.0  # in which torch must have said what card this is
+DEVICE_S = 120.0  # in which torch must have named the card
 EAGER_S, COMPILED_S = 240.0, 900.0  # after which a case is ended
-SETTLE_S = 5.0  # in which a card has freed what the process before took, and its utilisation has fallen
-BUSY = 0.2  # share of the card's last moments, or of a CPU's time, that others used: beyond it a time says little
-# What a case usually takes, its trace included: guesses until a card has said it, only for "about … minutes".
+SETTLE_S = 5.0  # for a card to free the last process's memory and its utilisation to fall
+BUSY = 0.2  # share of the card's last moments, or of a CPU's time, by others: beyond it a time tells little
+# A case's usual time, its trace included: guesses until a card has shown it, only for "about … minutes".
 USUAL_EAGER_S, USUAL_COMPILED_S = 15.0, 60.0
 Listener = Callable[[str, dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
 class Target:
-    """The device: as it is planned for, what torch calls it, and NVML's view of it. `index`: NVML's."""
+    """The device: for plans, by torch's name, and in NVML. `index`: NVML's."""
 
     gpu: Gpu
     device: str
@@ -258,7 +256,7 @@ class Target:
     cards: Cards | None = None
 
     def now(self) -> tuple[int | None, int, bool]:
-        """Return (free bytes, used by other programs, whether these are using it) at this moment."""
+        """Return (free bytes, used by other programs, whether these are using it)."""
         if self.gpu.kind == "cpu":
             return available_memory_bytes(), 0, False
         sample = self.cards.one(self.index, []) if self.cards else None
@@ -268,7 +266,7 @@ class Target:
         return max(0, self.machine.memory_bytes - used), used, (sample.busy or 0.0) > BUSY
 
 
-# A run has the allocator as PyTorch brings it; these change what is measured, and a trace does not know them.
+# A run has the default allocator; these change what is measured, and a trace does not know them.
 _NOT_PASSED_ON = (
     "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING", "CUDA_LAUNCH_BLOCKING",
     "TORCH_COMPILE_DISABLE",
@@ -276,7 +274,7 @@ _NOT_PASSED_ON = (
 
 
 class Timeout(Exception):
-    """The job took longer than it may."""
+    pass
 
 
 class Ended(Exception):
@@ -353,8 +351,9 @@ def _gpu(number: int, ids: dict[str, str], seen: dict[str, Any]) -> Gpu:
 
 
 def begin(path: Path, where: Target, name: str, listen: Listener) -> Verification:
-    """Read what was done before, or all cases of this device, still to do. What cannot be continued is set aside.
-    Raises UserError where the file cannot be written."""
+    """Read earlier results, or all cases of this device, still to do. What cannot be continued is set aside. Raises
+    UserError where the file cannot be written.
+    """
     found = None
     if path.exists():
         try:
@@ -390,7 +389,6 @@ def _set_aside(path: Path, why: str) -> Path:
 
 
 def keep(found: Verification, path: Path) -> None:
-    """Write it, whole or not at all. Raises UserError."""
     try:
         replace_text(path, found.text())
     except OSError as error:
@@ -406,7 +404,7 @@ def chosen(found: Verification, only: str) -> list[int]:
 
 
 def to_do(found: Verification, only: str, *, again: bool) -> list[int]:
-    """Return the places of the cases that are to be run: those not tried yet; with `again` all that were chosen."""
+    """Return the places of the cases to run: those not tried yet; with `again` all chosen ones."""
     open_ = ("waiting", "skipped")
     return [i for i in chosen(found, only) if again or found.outcomes[i].status in open_]
 
@@ -416,8 +414,9 @@ def about_s(cases: Sequence[Case]) -> float:
 
 
 def work(found: Verification, places: Sequence[int], where: Target, path: Path, listen: Listener) -> Verification:
-    """Run these cases and keep the file after each; `listen` hears 'tracing', 'case' and 'done'. An exception (a
-    signal, a full disk) loses no more than the case in hand."""
+    """Run these cases and write the file after each; `listen` gets 'tracing', 'case' and 'done'. An exception (a
+    signal, a full disk) loses only the current case.
+    """
     cases = [found.outcomes[i].case for i in places]
     trace_all(cases, where.gpu, lambda state: listen("tracing", {"state": state}))
     began = time.monotonic()
@@ -462,8 +461,9 @@ def try_case(case: Case, where: Target) -> Outcome:
 
 
 def _settled(where: Target, needed_bytes: int) -> tuple[int | None, int, bool]:
-    """Ask `where.now()` again for seconds while there is too little, or the card works: the process before may just
-    have ended, and NVML's utilisation is of the last second."""
+    """Poll `where.now()` for seconds while there is too little memory, or the card works: the last process may just
+    have ended, and NVML's utilisation lags a second.
+    """
     end = time.monotonic() + SETTLE_S
     while True:
         free, used_by_others, busy = where.now()

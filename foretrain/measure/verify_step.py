@@ -1,7 +1,7 @@
 """One case on the real device, in its own process.
 
-It runs by the very code that `plan --exact` traces (predict/trace/drive.py), with random tokens. Peaks are torch's own,
-read at each change of phase; steady steps are timed until there are enough of them.
+It runs the code that `plan --exact` traces (predict/trace/drive.py), with random tokens. Peaks are torch's own, read at
+each change of phase; enough steady steps are timed.
 """
 
 import functools
@@ -31,14 +31,14 @@ UNTIMED = 1  # steady steps before the first that counts
 
 
 class Enough(Exception):
-    """So many steps were timed that the run need not go to its end."""
+    """Enough steps were timed, so the run can stop."""
 
 
 class Watch:
-    """Stands where the tracer does: at each change of phase it reads torch's counters, and the clock.
+    """Takes the tracer's place: at each change of phase it reads torch's counters, and the clock.
 
-    `phases`: the peaks of each; `times`: seconds of each steady step. `enough`: end the run by raising Enough when so
-    many steps were timed.
+    `phases`: the peaks of each; `times`: seconds of each steady step. `enough`: end the run by raising Enough after so
+    many steps.
     """
 
     def __init__(self, device: torch.device, *, enough: bool = False) -> None:
@@ -71,11 +71,11 @@ class Watch:
         torch.cuda.reset_peak_memory_stats(self.device)
 
     def tag(self, *words: Any) -> None:
-        """Ignore the names of tensors, which nobody asks for here."""
+        pass
 
 
 class RandomJob(drive.Job):
-    """With tokens as they come in a text: many equal ones would make the embedding's backward pass wait for itself."""
+    """With tokens as in a text: many equal ones would make the embedding's backward pass wait for itself."""
 
     def _tokens(self, tensor: Tensor) -> Tensor:
         return super()._tokens(tensor.random_(0, self.config.vocab_size))
@@ -87,13 +87,12 @@ def run(case: Case, device: torch.device, watch: Any, *, kind: type[drive.Job] =
 
 
 def prevent_overflow() -> None:
-    """Let gradient scalers of this process begin at 1: at 65,536 a small model's first steps overflow, and are no
-    steps."""
+    """Let gradient scalers begin at 1: at 65,536 a small model's first steps overflow and are skipped."""
     torch.amp.GradScaler = functools.partial(torch.amp.GradScaler, init_scale=1.0)
 
 
 def _prepare(case: Case, device: torch.device) -> None:
-    """Set up as a real run does, and so that it does what was traced: all micro-steps, and steps enough to be timed."""
+    """Set up a real run that does what was traced: all micro-steps, and steps enough to be timed."""
     drive.MICRO_STEPS = 1_000_000
     drive.STEPS = 3 + UNTIMED + MOST_STEPS
     torch.set_float32_matmul_precision("high")  # TF32, as both trainers set it
@@ -101,7 +100,7 @@ def _prepare(case: Case, device: torch.device) -> None:
     if case.compiled:
         from torch._inductor import config as inductor
 
-        # A kernel that is known from before is not tried out, which takes less memory than was traced.
+        # A cached kernel is not autotuned, which takes less memory than was traced.
         inductor.force_disable_caches = True
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -149,7 +148,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 def _on_the_card(device: torch.device) -> int | None:
-    """Return what NVML counts for this process; None where it does not know it, as in some containers."""
+    """Return NVML's figure for this process; None where it does not know it, as in some containers."""
     cards = Cards()
     index = cards.index_of(device.index or 0, **identity(torch.cuda.get_device_properties(device)))
     sample = cards.one(index, [os.getpid()])
@@ -185,7 +184,7 @@ def seen(device: torch.device) -> dict[str, Any]:
 
 
 def answer(job: dict[str, Any]) -> dict[str, Any]:
-    """Answer a job: a case's figures, or what the device is. What a case raises is an answer, too."""
+    """Answer a job: a case's figures, or the device's description. A case's error is an answer, too."""
     device = torch.device(job["device"])
     if device.type == "cuda" and device.index is None:  # some of torch's functions take no card without its number
         device = torch.device("cuda", 0)

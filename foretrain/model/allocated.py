@@ -1,7 +1,6 @@
-"""What PyTorch's CPU allocator did while its profiler ran: the bytes of each allocation and of each freeing, in order.
+"""The bytes of each allocation and free of PyTorch's CPU allocator, in order, from its profiler.
 
-What kernels take for themselves and give back before they return depends on the processor and its libraries, so it can
-be left out.
+What kernels allocate and free before they return depends on the processor and its libraries, so it can be left out.
 """
 
 import os
@@ -24,7 +23,7 @@ OF_TWO_DTYPES = frozenset(f"aten::{name}" for name in ("add", "add_", "sub", "mu
 
 
 def peaks_of(run: profile, scratch: frozenset[str] = frozenset()) -> tuple[int, int]:
-    """Return (peak of all blocks, peak without what matmul kernels, and `scratch` operations, take and give back)."""
+    """Return (peak of all blocks, peak without what matmul kernels and `scratch` operations allocate and free)."""
     everything, tensors = sizes(run, scratch)
     return highest(everything), highest(tensors)
 
@@ -43,13 +42,13 @@ def sizes(run: profile, more: frozenset[str] = frozenset()) -> tuple[list[int], 
             if fields.device.type == "cpu":
                 events.append((node.start_time_ns, fields.alloc_size, fields.ptr, op))
     events.sort(key=lambda event: event[0])
-    born: dict[int, tuple[int, Any]] = {}
+    live: dict[int, tuple[int, Any]] = {}
     scratch: set[int] = set()
     for i, (_, size, address, op) in enumerate(events):
         if size > 0:
-            born[address] = (i, op)
-        elif address in born:
-            start, inside = born.pop(address)
+            live[address] = (i, op)
+        elif address in live:
+            start, inside = live.pop(address)
             if inside is not None and inside is op:
                 scratch |= {start, i}
     return [event[1] for event in events], [event[1] for i, event in enumerate(events) if i not in scratch]
@@ -60,11 +59,11 @@ def highest(sizes: Iterable[int]) -> int:
 
 
 def storage_bytes(tensors: Iterator[torch.Tensor]) -> int:
-    """Return the bytes of the distinct storages behind these tensors; of one that ranks share, of this rank's part."""
+    """Return the bytes of the distinct storages behind these tensors; of a DTensor, those of this rank's part."""
     storages = [own_part(tensor).untyped_storage() for tensor in tensors]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def own_part(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the rows of a DTensor that are here. Told by an attribute, as its module takes long to import."""
+    """Return the rows of a DTensor that are here. An attribute tells one, as importing its module takes long."""
     return getattr(tensor, "_local_tensor", tensor)

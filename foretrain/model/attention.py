@@ -1,16 +1,13 @@
 """Causal attention as plain batched matmuls, for CPUs.
 
-PyTorch's fused attention kernel on a CPU is slow going backward, in bfloat16 above all; matmuls through oneDNN are not.
-The scores are in the dtype of q, k and v, the softmax is taken in fp32 inside its kernel, and rows that cannot see a
-block of keys never meet it. One operation for autograd and for the compiler, so that both run the same kernels.
+PyTorch's fused attention kernel on a CPU has a slow backward pass, above all in bfloat16; matmuls through oneDNN do
+not. Scores are in the dtype of q, k and v. The softmax is fp32 inside its kernel. Rows skip blocks of keys that they
+cannot see. It is one operation for autograd and for the compiler, so that both run the same kernels.
 
-Saved for backward: q, k and v, and the probabilities as long as they take no more than q, k, v and the result together
-(T <= 4 D); longer rows recompute them. The scores of all heads never exist together: heads are taken in groups of about
-2 MiB of scores (config/shape.py).
+Saved for backward: q, k and v, and the probabilities if they take no more than q, k, v and the result together (T <= 4
+D); longer rows recompute them. Heads are taken in groups of about 2 MiB of scores (config/shape.py).
 
-Letters: B micro-batch, T context, C width, H heads, D = C
-
-H, N = B x H.
+Letters: B micro-batch, T context, C width, H heads, D = C / H, N = B x H.
 """
 
 from collections.abc import Iterator
@@ -67,7 +64,7 @@ def _forward(qkv: Tensor, H: int) -> tuple[Tensor, Tensor, Tensor]:
     for g in _groups(N, T, qkv.element_size()):
         for r in _blocks(T):
             keys, values = k[g, : r.stop], v[g, : r.stop]
-            # Nothing names the probabilities, so that they are gone before the next are made.
+            # No name holds the probabilities, so they are freed before the next are made.
             if T <= sizes.WHOLE:
                 torch.bmm(_probabilities(q[g], keys, D**-0.5, kept[g] if keep else None), values, out=result[g])
             else:
@@ -76,7 +73,6 @@ def _forward(qkv: Tensor, H: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _backward(grad: Tensor, heads: Tensor, kept: Tensor, H: int) -> Tensor:
-    """Return the gradient of qkv, B x T x 3C, from that of the result, B x T x C."""
     B, T, C = grad.shape
     q, k, v = heads
     N, _, D = q.shape
@@ -148,6 +144,5 @@ torch.library.register_autograd("foretrain::attention", _gradient, setup_context
 
 
 def causal_attention(qkv: Tensor, n_head: int) -> Tensor:
-    """Attend q, k and v side by side, B x T x 3C, to B x T x C; on a CPU, without dropout."""
     result: Tensor = torch.ops.foretrain.attention(qkv, n_head)[0]
     return result

@@ -1,7 +1,7 @@
-"""Weights as others keep them: Hugging Face's names and orientation, other contexts and vocabularies.
+"""Weights in other formats: Hugging Face's names and orientation, other contexts and vocabularies.
 
-The one form inside is that of the family's own state dict, matrices out x in, a tied head left out. Of GPT-2 Hugging
-Face keeps the four matrices of a block as Conv1D, in x out (transformers, pytorch_utils.py), and always has biases.
+Inside, weights are as in the family's own state dict: matrices out x in, a tied head left out. Hugging Face keeps the
+four matrices of a GPT-2 block as Conv1D, in x out (transformers, pytorch_utils.py), and always has biases.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +21,7 @@ from foretrain.model.ranks.parts import opened
 def read_weights(files: Sequence[str], shape: ModelShape, *, conv1d: bool) -> Iterator[tuple[str, Tensor]]:
     """Yield (name, fp32 tensor on the CPU) of each parameter of `shape`, one at a time, cropped and padded to it.
 
-    Raises SafetensorError, KeyError and ValueError where the files are not what their headers said.
+    Raises SafetensorError, KeyError and ValueError where the files do not match their headers.
     """
     with opened(files) as held:
         where = dict(zip(canonical(dict.fromkeys(held)), held.values(), strict=True))
@@ -44,9 +44,9 @@ def read_moments(files: Sequence[str | Path], shape: ModelShape) -> Iterator[tup
 def fit(parameter: Parameter, tensor: Tensor, model: ModelShape) -> Tensor:
     """Fit a weight to a smaller context (positions cropped, as nanoGPT's) or a larger vocabulary.
 
-    New rows of the embedding and of the head are the mean row. Their logits are the mean logit, and a mean of
-    exponentials is no less than the exponential of the mean, so that V rows grown to W raise the loss by ln(W/V) at
-    most: 0.0009 nats from 50,257 to 50,304. Rows of zeros would have the logit 0, which may be far above all others.
+    New rows of the embedding and of the head are the mean row. Their logit is the mean logit, so V rows grown to W
+    raise the loss by at most ln(W/V) (Jensen): 0.0009 nats from 50,257 to 50,304. Rows of zeros could have a logit far
+    above all others.
     """
     return _fitted(parameter, tensor, model, lambda: tensor.mean(0, keepdim=True))
 
@@ -71,7 +71,7 @@ def _checked(name: str, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def with_biases(weights: dict[str, Tensor], shape: ModelShape) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, fp32 tensor) of each parameter in the model's order, with zeros for biases that are not here."""
+    """Yield (name, fp32 tensor) of each parameter in the model's order, with zeros for missing biases."""
     biased = ModelShape.of(shape.config.model_copy(update={"bias": True}))
     for parameter in biased.parameters():
         if parameter.name in weights:
@@ -82,7 +82,6 @@ def with_biases(weights: dict[str, Tensor], shape: ModelShape) -> Iterator[tuple
 
 
 def to_hugging_face(weights: dict[str, Tensor], shape: ModelShape) -> dict[str, Tensor]:
-    """Name and turn weights as transformers' model of the family does; zeros for biases that GPT-2 has not here."""
     turned = shape.family.transposed
     return {
         name: (tensor.t() if name.endswith(turned) else tensor).contiguous()
@@ -95,7 +94,7 @@ def nanogpt_optimizer(
 ) -> dict[str, Any]:
     """Return the state dict of nanoGPT's AdamW: its two groups, in its order of parameters (model.py).
 
-    `moments` are named kind/parameter, as in a checkpoint. Raises KeyError where one is lacking.
+    `moments` are named kind/parameter, as in a checkpoint. Raises KeyError where one is missing.
     """
     names = [parameter.name for parameter in ModelShape.of(config).parameters()]
     named = {name: torch.nn.Parameter(weights[name]) for name in names}

@@ -1,7 +1,7 @@
-"""GPT-2 as nanoGPT has it: the same parameter names, the same initialisation, draw for draw with the same seed.
+"""GPT-2 with nanoGPT's parameter names and initialisation, draw for draw with the same seed.
 
-One difference, on purpose: the training forward returns the loss and nothing else. Returned logits stay alive
-through the backward pass, and a compiled backward pass even makes a zero gradient for them (docs/memory.md).
+One difference, on purpose: the training forward returns the loss alone. Returned logits stay alive through the backward
+pass, and a compiled backward pass even makes a zero gradient for them (docs/memory.md).
 
 Shapes: B micro-batch, T context, C width, H heads, V vocabulary.
 """
@@ -21,19 +21,18 @@ from foretrain.model.layers import TokenEmbedding
 
 
 class Attention(nn.Module):
-    """Causal self-attention through PyTorch's scaled_dot_product_attention (flash where the device has it).
-
-    `products`: as batched matmuls instead (attention.py), which has no dropout and is for CPUs.
+    """Causal self-attention by scaled_dot_product_attention; with `matmuls` by batched matmuls (attention.py), for CPUs
+    and without dropout.
     """
 
-    def __init__(self, n_embd: int, n_head: int, bias: bool, dropout: float, *, products: bool = False) -> None:
+    def __init__(self, n_embd: int, n_head: int, bias: bool, dropout: float, *, matmuls: bool = False) -> None:
         super().__init__()
         self.c_attn = nn.Linear(n_embd, 3 * n_embd, bias=bias)
         self.c_proj = nn.Linear(n_embd, n_embd, bias=bias)
         self.resid_dropout = nn.Dropout(dropout)
         self.n_head = n_head
         self.dropout = dropout
-        self.products = products
+        self.matmuls = matmuls
 
     def forward(self, x: Tensor) -> Tensor:
         return self.mix(self.c_attn(x))
@@ -41,7 +40,7 @@ class Attention(nn.Module):
     def mix(self, qkv: Tensor) -> Tensor:
         """Mix B x T x 3C, the output of c_attn, to B x T x C."""
         B, T, C = *qkv.shape[:2], qkv.shape[2] // 3
-        if self.products and qkv.is_cpu and not (self.dropout and self.training):
+        if self.matmuls and qkv.is_cpu and not (self.dropout and self.training):
             return self.resid_dropout(self.c_proj(causal_attention(qkv, self.n_head)))
         heads = (B, T, self.n_head, C // self.n_head)
         q, k, v = (part.view(heads).transpose(1, 2) for part in qkv.split(C, dim=2))  # B, H, T, C/H
@@ -66,13 +65,13 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)). `instead`: what a technique has run in its place in training."""
+    """x + attention(norm(x)), then x + mlp(norm(x)). `instead`: what a technique runs in its place in training."""
 
     def __init__(self, config: RunConfig) -> None:
         super().__init__()
         c = config
         self.ln_1 = nn.LayerNorm(c.n_embd, bias=c.bias)
-        self.attn = Attention(c.n_embd, c.n_head, c.bias, c.dropout, products=c.attention == "bmm")
+        self.attn = Attention(c.n_embd, c.n_head, c.bias, c.dropout, matmuls=c.attention == "bmm")
         self.ln_2 = nn.LayerNorm(c.n_embd, bias=c.bias)
         self.mlp = MLP(c.n_embd, c.bias, c.dropout)
         self.instead: Callable[[Block, Tensor], Tensor] | None = None
@@ -117,8 +116,8 @@ class GPT(LanguageModel):
         assert self.block_size >= T, f"context of {T} tokens, the model has {self.block_size} positions"
         parts: Any = self.transformer
         position = torch.arange(T, device=idx.device)
-        # One name for all that goes from block to block, in the frame that calls them: a function given the embedding
-        # would have it kept by its caller as long as it runs (where Python's calls are not inlined, as under Dynamo).
+        # One name for all that goes from block to block, in the frame that calls them: the caller of a function given
+        # the embedding would hold it as long as that runs (where Python's calls are not inlined, as under Dynamo).
         x = parts["drop"](parts["wte"](idx) + parts["wpe"](position))
         for i in range(len(self.layers())):
             x = self.block(i, x)

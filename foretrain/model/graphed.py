@@ -1,11 +1,9 @@
-"""A whole optimizer step as one CUDA graph: the host asks for it once, and the card does all of its kernels.
+"""A whole optimizer step as one CUDA graph: the host launches it once, and the card runs all of its kernels.
 
-A small model's kernels take less time than Python needs to launch them. A graph is recorded once and replayed
-(https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs): the same kernels on the same addresses, so the
-numbers are those of the step that was recorded, but for the learning rate, which the graph reads as a float32. Batches
-and the rate are written where the graph reads them.
-An evaluation is a second graph in the memory of the first, whose activations nobody needs by then; its last batch is a
-third where it is smaller.
+A small model's kernels take less time than Python needs to launch them. A replay runs the recorded kernels on the same
+addresses (https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs), so the numbers are those of the recorded
+step, except that the learning rate is read as a float32. An evaluation is a second graph in the memory of the first,
+whose activations are free by then; its last batch is a third where it is smaller.
 """
 
 import gc
@@ -23,7 +21,7 @@ from foretrain.data.batches import Batch
 from foretrain.hardware.catalogue import Gpu
 from foretrain.model.step import StepResult, TrainState, evaluation_loss, train_step
 
-WARM_STEPS = 3  # before the recording: what is compiled, chosen and allocated at first must not be in it
+WARM_STEPS = 3  # the recording must not hold what the first steps compile, choose and allocate
 Made = TypeVar("Made")
 Replay = Callable[[], None]
 
@@ -32,8 +30,9 @@ class Recorder(Protocol):
     def aside(self) -> AbstractContextManager[None]: ...
 
     def record(self, work: Callable[[], Made]) -> tuple[Replay, Made]:
-        """Record what `work` launches, which runs nothing; return how to run it, and what it returned. Later recordings
-        share the memory of earlier ones. Raises RuntimeError where work asks the device for something."""
+        """Record what `work` launches without running it; return the replay and what `work` returned. Recordings share
+        one memory. Raises RuntimeError where `work` asks the device for something.
+        """
         ...
 
     def make_room(self) -> None: ...
@@ -41,22 +40,21 @@ class Recorder(Protocol):
 
 class OnCard:
     def __init__(self, state: TrainState) -> None:
-        """Keep a state's stream for later recordings: each stream keeps memory, which a run short of it would take
-        again."""
+        """Use an earlier recording's stream: each keeps memory, which a run short of it would take again."""
         self.device, self.dtype = state.device, state.dtype
         self.stream = state.aside = state.aside or torch.cuda.Stream(state.device)
         self._pool: Any = None
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Run on the stream of the recording, as autograd keeps to streams. All of it, as each stream keeps memory."""
+        """Run on the recording's stream, as autograd keeps to streams."""
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
             yield
         torch.cuda.current_stream().wait_stream(self.stream)
 
     def record(self, work: Callable[[], Made]) -> tuple[Replay, Made]:
-        """Record while another thread may page-lock batches (training/feed.py), which CUDA would else refuse."""
+        """Record while another thread may page-lock batches (training/feed.py), which CUDA would otherwise refuse."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self.stream, capture_error_mode="thread_local"):
             made = work()
@@ -64,7 +62,7 @@ class OnCard:
         return graph.replay, made
 
     def make_room(self) -> None:
-        """Free cuBLAS's workspaces, which were made in the room of activations, whose segments they hold."""
+        """Free cuBLAS's workspaces: they hold segments that activations need."""
         getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)()
         gc.collect()
         torch.cuda.empty_cache()
@@ -74,9 +72,9 @@ class OnCard:
 
 
 class GraphedStep:
-    """`train_step` and `evaluation_loss` of a state. The first steps run as they always do; the fourth is recorded.
+    """`train_step` and `evaluation_loss` of a state. Three steps run eagerly; the fourth is recorded.
 
-    Where it cannot be recorded, steps go on as they are, and `failed` is told why.
+    Where it cannot be recorded, steps stay eager and `failed` gets the reason.
     """
 
     def __init__(
@@ -88,9 +86,9 @@ class GraphedStep:
         self._batches: list[Batch] = []
         self._step: tuple[Replay, StepResult] | None = None
         self._evaluations: dict[torch.Size, tuple[Replay, Batch, Tensor]] = {}
-        self._evaluated: set[torch.Size] = set()  # what is compiled for batches of these sizes is
+        self._evaluated: set[torch.Size] = set()  # batch sizes for which evaluation is compiled
         optimizer: Any = state.optimizer
-        optimizer.begin()  # moments that a step makes lie among its activations, whose segments then are kept
+        optimizer.begin()  # a step would make moments among its activations and so keep their segments
 
     @property
     def left(self) -> int:
@@ -103,13 +101,13 @@ class GraphedStep:
     def __call__(self, batches: Iterable[Batch], learning_rate: float) -> StepResult:
         """Run one optimizer step. The result's tensors are this step's own. Raises what `train_step` raises.
 
-        Steps before the recording have the rate as the graph reads it, so that a resumed run does the same.
+        Steps before the recording read the rate as the graph does, so that a resumed run does the same.
         """
         learning_rate = c_float(learning_rate).value
         if self._step is None and (self.done < WARM_STEPS or self.gave_up):
             return self._as_always(batches, learning_rate)
         if self._step is None:
-            if not self._evaluated:  # before a batch is taken: a step that fails here can be done again
+            if not self._evaluated:  # before a batch is taken, so that a step that fails here can be repeated
                 self._evaluate_first()
             self._batches = [(ids.clone(), targets.clone()) for ids, targets in batches]
             self._record(learning_rate)
@@ -125,7 +123,6 @@ class GraphedStep:
         return StepResult(result.loss.clone(), result.grad_norm.clone(), result.held.clone())
 
     def evaluate(self, batch: Batch) -> Tensor:
-        """Return the loss of one batch; once a step is a graph, from one for each size that was evaluated before."""
         size = batch[0].shape
         if self._step is None:
             self._evaluated.add(size)
@@ -139,7 +136,7 @@ class GraphedStep:
                 replay, loss = self.on.record(lambda: evaluation_loss(self.state, kept))
             except torch.OutOfMemoryError:
                 raise
-            except RuntimeError:  # something in it asks the card: evaluations of this size stay as they are
+            except RuntimeError:  # it asks the card something: evaluations of this size stay eager
                 self._evaluated.discard(size)
                 return evaluation_loss(self.state, batch)
             self._evaluations[size] = replay, kept, loss
@@ -149,7 +146,7 @@ class GraphedStep:
         return loss.clone()
 
     def _evaluate_first(self) -> None:
-        """Evaluate now, as a run that is resumed has not yet; later it would be compiled beside the graph's memory."""
+        """Evaluate now, as a resumed run has not yet: later it would be compiled beside the graph's memory."""
         c = self.state.config
         for rows in sorted({min(c.eval_batch, c.eval_rows), c.eval_rows % c.eval_batch} - {0}, reverse=True):
             ids = torch.zeros((rows, c.eval_block), dtype=torch.int64, device=self.state.device)
@@ -173,10 +170,10 @@ class GraphedStep:
             group["lr"] = learning_rate  # recorded as a tensor of the graph's
         if not reason:
             return
-        # Nothing has run: recording only writes kernels down. Here the exception is gone, and what it held with it.
+        # Recording ran nothing. Here the exception, and what it held, is gone.
         self.done = WARM_STEPS + 1
         state.optimizer.zero_grad(set_to_none=True)
-        getattr(state.scaler, "_per_optimizer_states", {}).clear()  # or it takes these gradients for unscaled already
+        getattr(state.scaler, "_per_optimizer_states", {}).clear()  # or it takes these gradients as already unscaled
         if state.masters:
             state.masters.drop_gradients()
         self.on.make_room()
@@ -186,9 +183,9 @@ class GraphedStep:
 def graphed_step(
     state: TrainState, gpu: Gpu, failed: Callable[[str], None] = lambda reason: None, asked: RunConfig | None = None
 ) -> GraphedStep | None:
-    """Return the step of a state as one graph, where config/checks.py says so of its config.
+    """Return the step of a state as one graph, where config/checks.py allows it for its config.
 
-    `asked`: as the run was asked for. Where memory ran out before, smaller steps are no graph: it takes more memory.
+    `asked`: the config before retries. After an out-of-memory error steps are no graph, which takes more memory.
     """
     dtype: Any = str(state.dtype).removeprefix("torch.")
     configs = (state.config, asked or state.config)

@@ -1,8 +1,7 @@
-"""Tensors that leave a card while it works on: copies on a stream of their own; and inputs of checkpointed blocks.
+"""Tensors that leave a card while it works, on a stream of their own, and checkpointed block inputs among them.
 
-What decides when memory is free is the order of Python and waits of the main stream, never how fast the bus is: a
-tensor that leaves is held until the next one does, and the main stream then waits for its copy. So what a step takes
-can be traced without a card.
+A tensor that leaves is held until the next one does, and the main stream then waits for its copy. So the order of
+Python, never the speed of the bus, decides when memory is free, and a step can be traced without a card.
 """
 
 from collections.abc import Callable
@@ -15,27 +14,25 @@ from torch.utils.checkpoint import checkpoint
 
 
 class Leaving:
-    """Copies between a device and the host. On a CPU, and for tensors that are traced without a card, they are done at
-    once.
-    """
+    """Copies between a device and the host; at once on a CPU, and for tensors traced without a card."""
 
     def __init__(self) -> None:
         self._stream: Any = None
-        self._held: tuple[Tensor, Any] | None = None  # a tensor that is being copied, and when its copy is done
+        self._held: tuple[Tensor, Any] | None = None  # a tensor being copied, and the event of its end
 
     def runs_beside(self, x: Tensor) -> bool:
         return type(x) in (Tensor, torch.nn.Parameter) and x.is_cuda
 
     def copy(self, on_device: Tensor, to: Tensor, source: Tensor) -> Any:
-        """Begin a copy; `on_device`: the one of both that is there. Returns the event of its end, or None where it is
-        done already.
+        """Begin a copy and return the event of its end, or None where it is done already. `on_device`: the one of both
+        there.
         """
         if not self.runs_beside(on_device):
             to.copy_(source)
             return None
         if self._stream is None:
             self._stream = torch.cuda.Stream(on_device.device)
-        self._stream.wait_stream(torch.cuda.current_stream(on_device.device))  # which made it, or had the place before
+        self._stream.wait_stream(torch.cuda.current_stream(on_device.device))  # which made it, or used the place before
         with torch.cuda.stream(self._stream):
             to.copy_(source, non_blocking=True)
             return self._stream.record_event()
@@ -45,7 +42,7 @@ class Leaving:
             torch.cuda.current_stream().wait_event(event)
 
     def hold(self, x: Tensor, event: Any) -> None:
-        """Keep a tensor until the next one leaves, and let go of the one before."""
+        """Hold a tensor until the next one leaves, and release the one before."""
         self.settle()
         self._held = x, event
 
@@ -60,13 +57,12 @@ def host_place(like: Tensor, *, pinned: bool) -> Tensor:
 
 
 class Inputs:
-    """Call checkpointed blocks, the first `count` of a model, whose inputs wait for the backward pass on the host.
+    """Call checkpointed blocks, the first `count` of a model, whose inputs are on the host until the backward pass.
 
-    A checkpointed block saves its input alone (Chen et al. 2016, arXiv:1604.06174), which is needed only when the
-    backward pass comes to it. So each goes to the host while its block runs, and leaves the card when the next block
-    begins; that of the last block stays. Its place on the card is taken again, and filled, while the block after it is
-    recomputed. PyTorch saves a checkpoint's inputs through the hooks that are open around it
-    (torch/utils/checkpoint.py), so random states, autocast and the end of the recomputation are its own.
+    A checkpointed block saves only its input (Chen et al. 2016, arXiv:1604.06174). Each goes to the host while its
+    block runs and leaves the card when the next begins; that of the last block stays. It comes back while the block
+    after it is recomputed. The hooks around PyTorch's checkpoint (torch/utils/checkpoint.py) leave random states and
+    autocast to it.
     """
 
     def __init__(self, count: int) -> None:

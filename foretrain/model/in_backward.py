@@ -1,12 +1,11 @@
-"""AdamW's update of each parameter within the backward pass, as soon as its gradient is there, which then ends.
+"""AdamW's update of each parameter within the backward pass, as soon as its gradient is there, which is then freed.
 
-After LOMO (Lv et al. 2023, arXiv:2306.09782), with AdamW in the place of SGD: gradients of the whole model never exist
-together. A weight that is used twice has one gradient, which autograd sums before it hands it over. Numbers are those
-of one update at the end: whatever reads a weight in the backward pass does so before that weight's gradient is whole.
+After LOMO (Lv et al. 2023, arXiv:2306.09782), with AdamW instead of SGD. Autograd sums the gradient of a weight that is
+used twice before it hands it over, and reads each weight before its gradient is whole, so numbers are those of one
+update at the end.
 
-The norm of the whole gradient is known when it is too late. So nothing can be clipped by it, and what is not finite
-holds back less than in model/update.py. Where the loss is not finite, nothing is changed. Where a gradient is not,
-neither its parameter is changed nor those whose gradients come after it; those before it are.
+The norm of the whole gradient comes too late to clip by it, and less is held back than in model/update.py: where the
+loss is not finite, nothing changes; where a gradient is not, its parameter and those after it keep their values.
 """
 
 from collections.abc import Iterator
@@ -23,8 +22,8 @@ from foretrain.model.update import not_finite
 class BackwardUpdates:
     """Updates a model whose parameters are all AdamW's, only within `updating`.
 
-    `held`: 1.0 where a part of the last step was held back, else 0.0. `changed`: whether a pass was broken off when it
-    had changed something, so that it cannot be done again.
+    `held`: 1.0 where a part of the last step was held back, else 0.0. `changed`: whether a pass failed after a change,
+    so that it cannot be repeated.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

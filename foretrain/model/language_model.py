@@ -1,4 +1,4 @@
-"""What the models of all families do with their hidden states, and the model of a config.
+"""The models of all families from their hidden states on, and the model of a config.
 
 Shapes: B micro-batch, T context, C width, V vocabulary.
 """
@@ -19,8 +19,7 @@ from foretrain.model import techniques
 class LanguageModel(nn.Module):
     """The loss of hidden states, whole or in chunks; logits to sample from. A family adds its layers.
 
-    `around`: what calls a block in training, by the block's number; `chunked_loss`: in the place of the whole one.
-    Techniques set them (model/techniques/).
+    Techniques (model/techniques/) set `around`, what calls a block in training, and `chunked_loss`.
     """
 
     lm_head: nn.Linear
@@ -36,7 +35,6 @@ class LanguageModel(nn.Module):
         raise NotImplementedError
 
     def hidden(self, idx: Tensor) -> Tensor:
-        """Return the normed last hidden states, B x T x C, of token ids idx, B x T."""
         raise NotImplementedError
 
     def block(self, i: int, x: Tensor, *others: Tensor) -> Tensor:
@@ -46,7 +44,7 @@ class LanguageModel(nn.Module):
         return self.layers()[i](x, *others)
 
     def head_input(self, idx: Tensor) -> Tensor:
-        """Return the hidden states, B x T x C, in the dtype that autocast gives to matmuls."""
+        """Return the hidden states, B x T x C, in autocast's dtype for matmuls."""
         hidden = self.hidden(idx)
         device = idx.device.type
         return hidden.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else hidden
@@ -58,7 +56,7 @@ class LanguageModel(nn.Module):
         self.chunked_loss.compile_step()
 
     def compile_blocks(self, options: dict[str, Any]) -> None:
-        """Compile one block, which all of them share as they differ by their weights alone, and the loss."""
+        """Compile one block, which all share as they differ only in weights, and the loss."""
         for block in self.layers():
             block.compile(**options)
         if self.chunked_loss is not None:
@@ -82,18 +80,16 @@ class LanguageModel(nn.Module):
 
     def whole_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
         logits = self.lm_head(hidden)
-        del hidden  # an evaluation has no more need of it
+        del hidden  # an evaluation does not need it
         if not torch.is_autocast_enabled(logits.device.type):  # which would take the loss in fp32 by itself
             logits = logits.float()
         return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.reshape(-1), ignore_index=-1)
 
     def next_logits(self, idx: Tensor) -> Tensor:
-        """Return the logits of the token after idx: B x V."""
         return self.lm_head(self.hidden(idx)[:, -1])
 
 
 def make_model(config: RunConfig) -> LanguageModel:
-    """Make the model of a config as its techniques change it, with weights drawn from the global generator."""
     module, name = family_of(config).model
     model: LanguageModel = getattr(importlib.import_module(module), name)(config)
     techniques.change(model, config)

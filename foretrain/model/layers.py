@@ -1,5 +1,3 @@
-"""Layers that several families share: RMSNorm that saves its result alone, and squared ReLU."""
-
 from typing import Any
 
 import torch
@@ -12,12 +10,10 @@ NORM_EPS = 1e-6
 
 
 class _Norm(torch.autograd.Function):
-    """x
+    """x / rms(x) over the last dimension, in `dtype`.
 
-    rms(x) over the last dimension, in `dtype`.
-
-    Backward takes the result, which the layer after it keeps anyway, and a number a row, so a norm keeps nothing of its
-    own; F.rms_norm keeps its input, and on a CPU runs as twenty small kernels.
+    Backward takes the result, which the layer after it saves anyway, and one number per row. F.rms_norm saves its
+    input, and on a CPU runs as twenty small kernels.
     """
 
     @staticmethod
@@ -32,7 +28,7 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         y, scale = ctx.saved_tensors
-        along = (grads[0] * y).mean(-1, keepdim=True)  # what of the gradient would only change the length
+        along = (grads[0] * y).mean(-1, keepdim=True)  # the part of the gradient that only changes the length
         return torch.addcmul(grads[0], y, along, value=-1).to(ctx.dtype).mul_(scale), None, None
 
 
@@ -43,7 +39,7 @@ def norm(x: Tensor, dtype: torch.dtype, eps: float = NORM_EPS) -> Tensor:
 
 
 class _SquaredRelu(torch.autograd.Function):
-    """max(0, x)² (So et al. 2021, arXiv:2109.08668). Backward needs the result alone: its root is max(0, x)."""
+    """max(0, x)² (So et al. 2021, arXiv:2109.08668). Backward needs only the result: its root is max(0, x)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -54,7 +50,7 @@ class _SquaredRelu(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         (y,) = ctx.saved_tensors
-        # y / sqrt(y): a CPU takes fifteen times as long for the square root of 0 as for another one
+        # y / sqrt(y), without roots of 0, which take a CPU fifteen times as long
         return y.clamp(min=torch.finfo(y.dtype).tiny).rsqrt_().mul_(y).mul_(grads[0]).mul_(2)
 
 
@@ -63,7 +59,7 @@ def squared_relu(x: Tensor) -> Tensor:
     return y
 
 
-# A CPU adds the rows of embedding's gradient in the dtype that they have: in bfloat16 a sum of ones ends at 256
+# A CPU sums the rows of the embedding's gradient in their dtype: in bfloat16 a sum of ones ends at 256
 # (aten/src/ATen/native/Embedding.cpp, embedding_dense_backward_cpu). CUDA's kernels and Inductor's sum in fp32.
 
 
@@ -90,12 +86,11 @@ class TokenEmbedding(nn.Embedding):
         return F.embedding(input, self.weight)
 
 
-# Rotary positions: Su et al. 2021, arXiv:2104.09864. Shapes: B micro-batch, T context, C width, H heads, D width of a
-# head.
+# Rotary positions: Su et al. 2021, arXiv:2104.09864. B micro-batch, T context, C width, H heads, D width of a head.
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn column i of each head (B x T x H x D) against column i + D/2."""
+    """Rotate column i of each head (B x T x H x D) against column i + D/2."""
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 
@@ -108,10 +103,10 @@ def rotary_tables(block_size: int, width: int, base: float) -> tuple[Tensor, Ten
 
 
 class RotaryModel(LanguageModel):
-    """A model whose blocks take the tables of `rotate`. A family says what is before the blocks and what after them."""
+    """A model whose blocks take the tables of `rotate`. A family adds what comes before and after the blocks."""
 
     def keep_tables(self, width: int, base: float, *, back: bool = False) -> None:
-        """Keep the tables for heads of this width. `back`: turned the other way."""
+        """Keep the tables for heads of this width. `back`: rotate the other way."""
         cos, sin = rotary_tables(self.block_size, width, base)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", -sin if back else sin, persistent=False)
@@ -120,15 +115,13 @@ class RotaryModel(LanguageModel):
         raise NotImplementedError
 
     def enter(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Return what the first block takes, made from the embedding; all but its first are for every block."""
+        """Return the inputs of the first block, made from the embedding; all but its first are for every block."""
         return (x,)
 
     def leave(self, x: Tensor, low: torch.dtype) -> Tensor:
-        """Return the normed output of the last block, in this dtype."""
         raise NotImplementedError
 
     def hidden(self, idx: Tensor) -> Tensor:
-        """Return the normed last hidden states, B x T x C, of idx, B x T; in autocast's dtype where that is on."""
         T, device = idx.shape[1], idx.device.type
         assert self.block_size >= T, f"context of {T} tokens, the model has {self.block_size} positions"
         x = self.embed(idx)

@@ -1,11 +1,11 @@
-"""Llama and Qwen3: RMSNorm, SwiGLU, rotary positions, fewer heads of keys and values; tied or not.
+"""Llama and Qwen3: RMSNorm, SwiGLU, rotary positions, grouped queries; tied or not.
 
-The names of parameters are those of Hugging Face's LlamaForCausalLM and Qwen3ForCausalLM, so weights go in and out as
-they are. Touvron et al. 2023 (arXiv:2302.13971, 2307.09288), Qwen3's technical report (arXiv:2505.09388).
+Parameters have the names of Hugging Face's LlamaForCausalLM and Qwen3ForCausalLM, so weights need no renaming. Touvron
+et al. 2023 (arXiv:2302.13971, 2307.09288), Qwen3's technical report (arXiv:2505.09388).
 
-The residual stream stays in the dtype of the weights; norms give the dtype of matmuls (`low`), and save their result
-and a number a row. Saved per block in `low`: the norms' results before and after their weights (4·N·C), q (N·H·D), k
-and v (2·N·K·D), attention's output (N·H·D), gate, up, silu(gate) and their product (4·N·F); with qk_norm q and k again.
+The residual stream stays in the dtype of the weights; norms return the dtype of matmuls (`low`), and save their result
+and a number per row. Saved per block in `low`: the norms' results before and after their weights (4·N·C), q (N·H·D), k
+and v (2·N·K·D), attention's output (N·H·D), gate, up, silu(gate) and gate · up (4·N·F); with qk_norm q and k again.
 
 Shapes: B micro-batch, T context, N = B·T, C width, H heads of queries, K heads of keys and values, D width of a head, F
 width inside the MLP, V vocabulary.
@@ -21,7 +21,7 @@ from foretrain.config.options import RunConfig
 from foretrain.model.layers import RotaryModel, TokenEmbedding, norm, rotate
 
 INIT_STD = 0.02  # transformers' initializer_range
-WIDEST_GROUPED = 192  # of heads that FlashAttention learns on every card
+WIDEST_GROUPED = 192  # of heads for which every card's FlashAttention has a backward pass
 
 
 class RMSNorm(nn.Module):
@@ -37,10 +37,10 @@ class RMSNorm(nn.Module):
 
 
 def takes_groups(q: Tensor) -> bool:
-    """Return whether attention's kernel reads fewer heads of keys than of queries as they are.
+    """Return whether attention's kernel reads grouped keys as they are.
 
-    The memory-efficient kernel does not, which fp32 and cards before Ampere get: without copies they would write out
-    all scores.
+    The memory-efficient kernel, which fp32 and cards before Ampere get, does not: without copies it would write out all
+    scores.
     """
     if not q.is_cuda:
         return True
@@ -78,14 +78,11 @@ class Attention(nn.Module):
         return self.o_proj(y.transpose(1, 2).reshape(B, T, self.heads * self.width))
 
     def copied(self, x: Tensor) -> Tensor:
-        """Copy keys or values, B x T x K x D, once for each head of queries."""
         B, T, K, D = x.shape
         return x.unsqueeze(3).expand(B, T, K, self.groups, D).reshape(B, T, self.heads, D)
 
 
 class MLP(nn.Module):
-    """SwiGLU: silu(gate) times up, then down (arXiv:2002.05202)."""
-
     def __init__(self, config: RunConfig) -> None:
         super().__init__()
         c = config

@@ -1,9 +1,9 @@
 """The head and its cross-entropy in chunks of tokens, so that the logits of a micro-batch never exist together.
 
-The gradients are made in the forward pass, chunk by chunk, while a chunk's logits are there; backward only scales them.
-So nothing is computed twice, and backward needs the hidden states' gradient and the weight's (fp32) instead of logits.
-The idea is that of Liger-Kernel and of Cut Your Losses (arXiv:2411.09009); PyTorch's own chunked F.linear_cross_entropy
-gives a wrong loss for bfloat16 in torch 2.13, because it sums chunks in bfloat16.
+The forward pass makes the gradients of a chunk while its logits are there; backward only scales them. So nothing is
+computed twice, and the hidden states' gradient and the weight's (fp32) are saved instead of logits. The idea is that of
+Liger-Kernel and of Cut Your Losses (arXiv:2411.09009). PyTorch's own chunked F.linear_cross_entropy gives a wrong loss
+for bfloat16 in torch 2.13, because it sums chunks in bfloat16.
 
 Letters: N tokens of a micro-batch, n tokens of a chunk, C width, V vocabulary.
 """
@@ -18,12 +18,11 @@ IGNORED = -1  # targets of this id count for nothing, as in nanoGPT
 
 
 def softmax_step_(logits: Tensor, targets: Tensor) -> Tensor:
-    """Sum the cross-entropy (nats, fp32) of n x V logits, which are turned in place into their own gradient.
+    """Sum the cross-entropy (nats, fp32) of n x V logits, which become their own gradient in place.
 
-    In place in fp32 throughout, so a chunk takes one fp32 copy beside its half-precision logits, and no copy at all
-    where Inductor fuses it.
+    All in fp32, so a chunk takes one fp32 copy beside its half-precision logits, and none where Inductor fuses it.
     """
-    x = logits.float()  # the same tensor where it is fp32 already
+    x = logits.float()  # no copy if it is fp32
     counts = targets != IGNORED
     column = targets.clamp(min=0).unsqueeze(1)
     x.sub_(x.amax(1, keepdim=True))
@@ -32,7 +31,7 @@ def softmax_step_(logits: Tensor, targets: Tensor) -> Tensor:
     total = x.sum(1)
     loss = ((total.log() - at_target) * counts).sum()
     x.mul_((counts / total).unsqueeze(1))
-    if torch.compiler.is_compiling():  # a comparison is fused with the rest, a scatter is a kernel of its own
+    if torch.compiler.is_compiling():  # a comparison is fused, a scatter would be its own kernel
         hit = torch.arange(x.shape[1], device=x.device) == column
         x = torch.where(hit, x - counts.unsqueeze(1).float(), x)
     else:
@@ -41,8 +40,8 @@ def softmax_step_(logits: Tensor, targets: Tensor) -> Tensor:
     return loss
 
 
-def _weight_product(grad_logits: Tensor, hidden: Tensor) -> Tensor:
-    """Return V x C in fp32. On CUDA sums are fp32 too, as fp16 sums over many tokens need; CPUs have no such kernel."""
+def _weight_gradient(grad_logits: Tensor, hidden: Tensor) -> Tensor:
+    """Return V x C in fp32. CUDA sums in fp32 too, as fp16 needs over many tokens; CPUs have no such kernel."""
     if grad_logits.is_cuda and grad_logits.dtype != torch.float32:
         return torch.mm(grad_logits.t(), hidden, out_dtype=torch.float32)
     return (grad_logits.t() @ hidden).float()
@@ -61,10 +60,10 @@ class _Head(torch.autograd.Function):
             logits = flat[rows] @ low.t()
             total += loss.softmax_step_(logits, targets[rows])
             torch.mm(logits, low, out=grad_flat[rows])
-            grad_weight += _weight_product(logits, flat[rows])
+            grad_weight += _weight_gradient(logits, flat[rows])
             del logits  # before the next chunk's are made
         count = _count(targets)
-        # Not save_for_backward: backward scales them in place, so that they exist once, and can run only once.
+        # Not save_for_backward: backward scales them in place, so they exist once, and it can run only once.
         ctx.gradients, ctx.count = (grad_hidden, grad_weight), count
         return total / count
 
@@ -82,7 +81,7 @@ def _count(targets: Tensor) -> Tensor:
 
 
 class ChunkedLoss(nn.Module):
-    """Mean cross-entropy of a tied head, `chunk_size` tokens at a time. Exact: only the order of sums differs."""
+    """Mean cross-entropy of a tied head, `chunk_size` tokens at a time. Only the order of sums differs."""
 
     def __init__(self, chunk_size: int) -> None:
         super().__init__()
@@ -90,7 +89,7 @@ class ChunkedLoss(nn.Module):
         self.softmax_step_: Callable[[Tensor, Tensor], Tensor] = softmax_step_
 
     def compile_step(self) -> None:
-        """Fuse what is done to a chunk's logits; the loop stays outside, else the compiler would unroll it."""
+        """Fuse what is done to a chunk's logits; the loop stays outside, or the compiler would unroll it."""
         self.softmax_step_ = torch.compile(softmax_step_, dynamic=False)
 
     def stay_eager(self) -> None:
@@ -101,7 +100,6 @@ class ChunkedLoss(nn.Module):
             yield slice(start, min(start + self.chunk_size, len(targets)))
 
     def forward(self, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-        """hidden: B x T x C in the dtype of the matmuls; weight: V x C; targets: N, -1 is ignored."""
         if torch.is_grad_enabled():
             loss: Tensor = _Head.apply(hidden, weight, targets, self)
             return loss

@@ -1,24 +1,22 @@
-"""AdamW whose two moments are stored in 8 or 4 bits, block by block: 2.03 or 1.06 bytes a parameter instead of 8.
+"""AdamW whose two moments are stored in 8 or 4 bits, block by block: 2.03 or 1.06 bytes per parameter instead of 8.
 
-Each block of elements has the scale of its largest one, and a code for each. The arithmetic is fp32: a chunk of codes
-is widened, updated, applied, and narrowed again.
+Each block has the scale of its largest element, and a code per element. The arithmetic is fp32: a chunk of codes is
+widened, updated, applied, and narrowed.
 
-8 bits, after Dettmers et al. 2021, 8-bit Optimizers via Block-wise Quantization (arXiv:2110.02861): blocks of 256, and
-the codes of dynamic tree quantisation, whose steps shrink with the number.
-
-4 bits, after Li et al. 2023, Memory Efficient Optimizers with 4-bit States (arXiv:2309.01507): blocks of 128, the same
-tree with fewer bits for the first moment, and sixteenths of the scale for the second one, 1/16 to 1 without zero. Both
-moments have a scale a block; the paper's rank-1 scales, of rows and columns, need two passes over a matrix.
+8 bits, after Dettmers et al. 2021 (arXiv:2110.02861): blocks of 256 and the codes of dynamic tree quantisation, whose
+steps shrink with the number. 4 bits, after Li et al. 2023 (arXiv:2309.01507): blocks of 128, the same tree with fewer
+bits for the first moment, and sixteenths of the scale for the second one, 1/16 to 1 without zero. Both moments have one
+scale per block; the paper's rank-1 scales, of rows and columns, need two passes over a matrix.
 
 One thing differs from both, on purpose: the square root of the second moment is stored. In 8 bits its square would fall
-to zero at 1/4000 of a block's largest gradient while the first moment there does not, and their quotient would be
-divided by eps alone, as happens to embeddings of rare tokens. And a root that is not zero never becomes zero. In 4 bits
-the least number is 1/16 of the largest gradient in the place of 1/4: tiny models that learn one batch by heart had a
-loss of 0.64 where AdamW had 0.52, and 0.72 with the second moment itself; on new rows in each step both were alike.
+to zero at 1/4000 of a block's largest gradient while the first moment does not, and their quotient would be divided by
+eps alone, as happens to embeddings of rare tokens. A root that is not zero never becomes zero. In 4 bits the least
+number is 1/16 of the largest gradient instead of 1/4: tiny models that memorise one batch had a loss of 0.64 where
+AdamW had 0.52, and 0.72 with the second moment itself; on new rows in each step both were alike.
 
-Why not torchao's optimizers (0.18, which have the same layout): their step is always torch.compile'd (11.7 s for the
-first on one core), so it needs a compiler where foretrain needs none and no eager step with it can be traced; its
-states are tensor subclasses, which safetensors does not write; its learning rate must be a tensor.
+Why not torchao's optimizers (0.18, same layout): their step is always torch.compile'd (11.7 s for the first on one
+core), so it needs a compiler and no eager step can be traced; their tensor subclasses cannot go to safetensors; their
+learning rate must be a tensor.
 """
 
 from collections.abc import Iterable, Sequence
@@ -33,13 +31,13 @@ from foretrain.model.update import Uncompiled, held_back
 
 EPS = 1e-8  # torch.optim.AdamW's
 CODES, SCALES = ("exp_avg", "exp_avg_sq_root"), ("exp_avg_scale", "exp_avg_sq_root_scale")
-_SMALLEST = 1e-30  # a scale of a block of zeros; any number does
+_SMALLEST = 1e-30  # the scale of a block of zeros; any number does
 
 
 def dynamic_tree(bits: int, *, signed: bool) -> list[float]:
-    """Return the numbers of so many bits' codes, ascending, in [-1, 1] or [0, 1].
+    """Return the numbers of the codes, ascending, in [-1, 1] or [0, 1].
 
-    A code is a number of leading zeros, which is a power of ten, and the rest of its bits divide 0.1 to 1 evenly.
+    A code has leading zeros, which are a power of ten; the rest of its bits divide 0.1 to 1 evenly.
     """
     found = [0.0, 1.0]
     for zeros in range(bits - 1):
@@ -51,7 +49,7 @@ def dynamic_tree(bits: int, *, signed: bool) -> list[float]:
 
 
 def even_codes(bits: int) -> list[float]:
-    """Return the numbers of so many bits' codes, ascending: equal steps up to 1 without zero."""
+    """Return the numbers of the codes, ascending: equal steps up to 1 without zero."""
     return [(code + 1) / 2**bits for code in range(2**bits)]
 
 
@@ -64,10 +62,9 @@ def code_books(form: LowBits) -> tuple[list[float], list[float]]:
 
 @dataclass(frozen=True)
 class Tables:
-    """`numbers`: the fp32 numbers of each byte, two as one int64 where it has two codes. `codes`: the nearest code of
-    each bfloat16, by its bits. `block`: elements of a scale.
-
-    Rounding to bfloat16 first moves a border between codes by at most 2⁻⁹ of itself, and makes the search one read.
+    """Lookup tables. `numbers`: fp32 of each byte, two as one int64 where it has two codes. `codes`: the nearest code
+    of each bfloat16, by its bits; rounding to bfloat16 first moves a border by at most 2⁻⁹ of itself. `block`: elements
+    of a scale.
     """
 
     numbers: Tensor
@@ -93,15 +90,13 @@ class Tables:
 
 
 class Moment(NamedTuple):
-    """Flat codes, and the scales of their blocks; a moment's, or a chunk of them."""
-
     codes: Tensor
     scales: Tensor
     tables: Tables
 
 
 def widen(moments: Sequence[Moment], numel: int) -> Tensor:
-    """Return fp32 numbers of so many codes of each, a row for each; a row may be an element longer."""
+    """Return the fp32 numbers, one row per moment; a row may be an element longer."""
     codes, _, tables = moments[0]
     x = torch.empty(len(moments), codes.numel() * (1 + tables.two_a_byte), dtype=torch.float32, device=codes.device)
     for row, (codes, scales, tables) in zip(x, moments, strict=True):
@@ -112,7 +107,7 @@ def widen(moments: Sequence[Moment], numel: int) -> Tensor:
 
 
 def narrow_(x: Tensor, moments: Sequence[Moment], numel: int) -> None:
-    """Store so many numbers of each row of x; x is spoilt."""
+    """Store `numel` numbers of each row of x; x is overwritten."""
     parts = [(_rows(x, part, blocks), blocks) for part, blocks in _parts(numel, moments[0].tables.block)]
     found = [torch.linalg.vector_norm(rows, torch.inf, dim=2) for rows, _ in parts]
     scales = (found[0] if len(found) == 1 else torch.cat(found, 1)).clamp_(min=_SMALLEST)
@@ -139,7 +134,7 @@ def _bits(x: Tensor) -> Tensor:
 
 
 def _parts(numel: int, block: int) -> list[tuple[slice, slice]]:
-    """Return (the place of the elements, of their blocks) of all whole blocks, and of a last one that is short."""
+    """Yield (elements, blocks) of all whole blocks, and of a short last one."""
     whole = numel // block
     found = [(slice(0, whole * block), slice(0, whole)), (slice(whole * block, numel), slice(whole, whole + 1))]
     return [each for each in found if each[0].start < each[0].stop]
@@ -150,7 +145,7 @@ def _rows(x: Tensor, part: slice, blocks: slice) -> Tensor:
 
 
 class LowBitAdamW(Uncompiled):
-    """AdamW as torch.optim.AdamW computes it, with moments as above for tensors of 4096 elements or more."""
+    """torch.optim.AdamW, with packed moments for tensors of 4096 elements or more."""
 
     form: ClassVar[LowBits]
 
@@ -228,7 +223,7 @@ def _piece(start: int, elements: int) -> slice:
 
 
 def _update_chunk(weight: Tensor, grad: Tensor, moments: Sequence[Moment], group: dict[str, Any], count: int) -> None:
-    """Update both moments at once, where one kernel serves: what a card's host launches is what this takes there."""
+    """Update both moments at once, where one kernel serves: launches cost a card's host the most."""
     beta1, beta2 = group["betas"]
     x = widen(moments, grad.numel())
     m, root = x[:, : grad.numel()]
@@ -239,10 +234,6 @@ def _update_chunk(weight: Tensor, grad: Tensor, moments: Sequence[Moment], group
 
 
 def _apply(weight: Tensor, m: Tensor, root: Tensor, group: dict[str, Any], count: int) -> None:
-    """Move weights along m
-
-    root, both corrected for their start at zero.
-    """
     beta1, beta2 = group["betas"]
     grown = (1 - beta2**count) ** 0.5
     weight.addcdiv_(m, root + EPS * grown, value=-group["lr"] * grown / (1 - beta1**count))

@@ -1,13 +1,12 @@
-"""The blocks' linear layers in 8 bits: FP8 with one scale a tensor, or INT8 with one scale a row.
+"""The blocks' linear layers in 8 bits: FP8 with one scale per tensor, or INT8 with one scale per row.
 
 FP8 (Micikevicius et al. 2022, arXiv:2209.05433): inputs and weights in e4m3, gradients of outputs in e5m2, which has
-the wider range; the scale is that of this very tensor's largest element, so nothing is remembered between steps.
-INT8: the products y = x·Wᵀ and dx = dy·W on int8 with exact int32 sums. Its weight gradient dyᵀ·x stays in the dtype
-of the run: a sum over tokens, whose gradients differ by orders of magnitude, is what 8 linear bits hold worst
-(benchmarks/results/precision_modes.json has both ways).
+the wider range; the scale is that of this tensor's largest element, so nothing is remembered between steps. INT8: y =
+x·Wᵀ and dx = dy·W on int8 with exact int32 sums. The weight gradient dyᵀ·x stays in the run's dtype: it sums over
+tokens, whose gradients differ by orders of magnitude (benchmarks/results/precision_modes.json has both).
 
-What waits for backward is what was multiplied: the quantised input and weight, 1 byte an element instead of 2. The
-gradients are those of this quantised product, so nothing is quantised twice. Weights stay fp32 in the optimizer.
+Saved for backward: the quantised input and weight, 1 byte per element instead of 2, so nothing is quantised twice.
+Weights stay fp32 in the optimizer.
 
 Letters: M tokens of a micro-batch, K inputs and N outputs of a layer.
 """
@@ -25,16 +24,16 @@ from foretrain.config.checks import MULTIPLE
 from foretrain.hardware.catalogue import MatmulMode
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
-# Private names: torch has no public 8-bit products.
+# Private names: torch has no public 8-bit matmuls.
 _scaled_mm: Any = torch._scaled_mm  # pyright: ignore[reportPrivateImportUsage]
 _int_mm: Any = torch._int_mm  # pyright: ignore[reportPrivateImportUsage]
 _SMALLEST = 1e-12  # a tensor of zeros has a scale too
 
 
 def quantise_tensor(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return (x in FP8, the fp32 scalar to multiply it with), by the largest element. Infinity or NaN in x make NaN.
+    """Return (x in FP8, its fp32 scalar scale), by the largest element. Infinity or NaN in x make NaN.
 
-    Nothing needs clamping: what rounding adds to the largest element is far from the next number of the format.
+    Nothing needs clamping: rounding leaves the largest element far from the next number of the format.
     """
     low, high = torch.aminmax(x)
     scale = torch.maximum(-low, high).float().clamp(min=_SMALLEST) / torch.finfo(dtype).max
@@ -42,18 +41,18 @@ def quantise_tensor(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (x in INT8, fp32 scales to multiply its rows with, rows x 1), by the largest element of each row."""
+    """Return (x in INT8, fp32 scales of its rows, rows x 1), by the largest element of each row."""
     low, high = torch.aminmax(x, dim=1, keepdim=True)
     scale = torch.maximum(-low, high).float().clamp(min=_SMALLEST) / 127
     return (x * scale.reciprocal()).round().to(torch.int8), scale
 
 
 def _column_major(x: Tensor) -> Tensor:
-    """Return the same matrix with its columns contiguous, which is how 8-bit tensor cores want the second factor."""
+    """Make columns contiguous, as 8-bit tensor cores want the second factor."""
     return x.t().contiguous().t()
 
 
-class Fp8Product(torch.autograd.Function):
+class Fp8Matmul(torch.autograd.Function):
     """x (M x K), weight (N x K, fp32) -> x·Wᵀ (M x N) in `dtype`, all three matmuls of a step in FP8."""
 
     @staticmethod
@@ -83,11 +82,11 @@ class Fp8Product(torch.autograd.Function):
         return grad_x, grad_weight, None
 
 
-class Int8Product(torch.autograd.Function):
+class Int8Matmul(torch.autograd.Function):
     """x (M x K), weight (N x K, fp32) -> x·Wᵀ (M x N) in `dtype`, with INT8 in forward and for the input's gradient.
 
-    `all_three`: the weight's gradient in INT8 too. Scales of what is summed over are multiplied into the other factor
-    before that is quantised: dx = (dy·s_W)·W and dW = (dy·s_x)ᵀ·x.
+    `all_three`: the weight's gradient in INT8 too. Scales along the summed dimension are multiplied into the other
+    factor before that is quantised: dx = (dy·s_W)·W and dW = (dy·s_x)ᵀ·x.
     """
 
     @staticmethod
@@ -96,7 +95,7 @@ class Int8Product(torch.autograd.Function):
         low_weight, scale_weight = quantise_rows(weight)
         ctx.save_for_backward(low_x, scale_x, low_weight, scale_weight)
         ctx.dtypes, ctx.all_three = (x.dtype, weight.dtype), all_three
-        return _int8_product(low_x, scale_x, low_weight.t(), scale_weight.t(), dtype)
+        return _int8_matmul(low_x, scale_x, low_weight.t(), scale_weight.t(), dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, Tensor | None, None, None]:
@@ -105,31 +104,29 @@ class Int8Product(torch.autograd.Function):
         grad_x = grad_weight = None
         if ctx.needs_input_grad[0]:
             low_grad, scale_grad = quantise_rows(grad * scale_weight.t())
-            grad_x = _int8_product(low_grad, scale_grad, _column_major(low_weight), None, ctx.dtypes[0])
+            grad_x = _int8_matmul(low_grad, scale_grad, _column_major(low_weight), None, ctx.dtypes[0])
         if ctx.needs_input_grad[1]:
             if ctx.all_three:
                 low_grad, scale_grad = quantise_rows((grad * scale_x).t())
-                grad_weight = _int8_product(
-                    low_grad.contiguous(), scale_grad, _column_major(low_x), None, ctx.dtypes[1]
-                )
+                grad_weight = _int8_matmul(low_grad.contiguous(), scale_grad, _column_major(low_x), None, ctx.dtypes[1])
             else:
                 x = (low_x * scale_x).to(grad.dtype)
                 grad_weight = (grad.t() @ x).to(ctx.dtypes[1])
         return grad_x, grad_weight, None, None
 
 
-def _int8_product(a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Return a·b with the scales of a's rows and b's columns; before scaling, sums are beyond fp16's range."""
+def _int8_matmul(a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Return a·b with the scales of a's rows and b's columns; unscaled sums are beyond fp16's range."""
     sums = _int_mm(a, b) if a.device.type != "cpu" or cpu.is_exact() else _sums_in_fp32(a, b)
     y = sums * scale_a
     return (y if scale_b is None else y * scale_b).to(dtype)
 
 
-EXACT_IN_FP32 = 2**24 // 127**2  # products of two 8-bit integers whose sum fp32 holds exactly, whatever they are
+EXACT_IN_FP32 = 2**24 // 127**2  # terms of two 8-bit integers whose sum fp32 always holds exactly
 
 
 class Cpu:
-    """What is known of this processor's INT8 sums; None until they were compared with exact ones."""
+    """Whether this processor's INT8 sums are exact; None until compared."""
 
     sums_are_exact: bool | None = None
 
@@ -147,14 +144,14 @@ cpu = Cpu()
 
 
 def _sums_in_fp32(a: Tensor, b: Tensor) -> Tensor:
-    """Return a·b in 32-bit integers, by fp32 matmuls of parts that it holds exactly: always right, and slow."""
+    """Return a·b in 32-bit integers by fp32 matmuls of parts that it holds exactly: always right, and slow."""
     parts = zip(a.split(EXACT_IN_FP32, 1), b.split(EXACT_IN_FP32, 0), strict=True)
     with torch.autocast(a.device.type, enabled=False):
         return sum((one.float() @ other.float()).to(torch.int32) for one, other in parts)  # type: ignore[return-value]
 
 
 class LowPrecisionLinear(nn.Linear):
-    """nn.Linear whose matmul is in 8 bits while `active`. Its parameters, and so checkpoints, are the same."""
+    """nn.Linear whose matmul is in 8 bits while `active`, with the same parameters and checkpoints."""
 
     mode: MatmulMode
     active: bool
@@ -168,9 +165,9 @@ class LowPrecisionLinear(nn.Linear):
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
         rows = x.reshape(-1, self.in_features)
         if self.mode == "fp8":
-            y = Fp8Product.apply(rows, self.weight, dtype)
+            y = Fp8Matmul.apply(rows, self.weight, dtype)
         else:
-            y = Int8Product.apply(rows, self.weight, dtype, self.all_three)
+            y = Int8Matmul.apply(rows, self.weight, dtype, self.all_three)
         y = y.view(*x.shape[:-1], self.out_features)
         return y if self.bias is None else y + self.bias.to(dtype)
 
@@ -178,7 +175,7 @@ class LowPrecisionLinear(nn.Linear):
 def convert(blocks: nn.Module, mode: MatmulMode, *, all_three: bool = False) -> list[str]:
     """Switch every linear layer below `blocks` to `mode`; return the names of those whose sizes do not allow it."""
     if mode == "int8":
-        cpu.is_exact()  # found out here and not while the model is compiled
+        cpu.is_exact()  # found out here, not while the model is compiled
     left = []
     for name, linear in blocks.named_modules():
         if type(linear) is not nn.Linear:
@@ -197,7 +194,7 @@ def layers(model: nn.Module) -> list[tuple[str, LowPrecisionLinear]]:
 
 @contextlib.contextmanager
 def without_low_precision(model: nn.Module) -> Iterator[None]:
-    """Compute within as if no layer had been converted, and without fp16 sums."""
+    """Compute within without converted layers and fp16 sums."""
     found = layers(model)
     with fp16_accumulation(False):
         for _, layer in found:

@@ -1,12 +1,11 @@
-"""A model that runs, and an fp32 twin of it that learns: the optimizer works on the twin.
+"""A model that runs, and an fp32 twin of it that the optimizer updates.
 
-Two techniques are made of it. With weights in half precision (Micikevicius et al. 2017, arXiv:1710.03740, section 3.1)
-the model runs without autocast: the residual stream and what norms save are half precision too, and no weight is cast
-in a forward pass. Gradients of each micro-batch are made in half precision, as autocast's are, and summed in fp32.
-With the optimizer off the device (ZeRO-Offload, Ren et al. 2021, arXiv:2101.06840) the twin and its moments are in the
-computer's memory, and the step is done there. Gradients go there when a step's micro-batches are done, or, as in that
-paper, each as soon as the backward pass has made it, in its own dtype; then they are summed there, in fp32
-(model/master.py).
+Two techniques use it. With weights in half precision (Micikevicius et al. 2017, arXiv:1710.03740, section 3.1) the
+model runs without autocast: the residual stream and what norms save are half precision too, and forward casts no
+weight. Gradients of each micro-batch are half precision, as autocast's are, and summed in fp32. With the optimizer
+offloaded (ZeRO-Offload, Ren et al. 2021, arXiv:2101.06840) the twin and its moments are in host memory, and the step
+runs there. Gradients go there after a step's micro-batches, or each as soon as backward has made it, in its own dtype,
+to be summed there in fp32.
 """
 
 import copy
@@ -21,8 +20,7 @@ from torch import Tensor, nn
 
 from foretrain.model.host_memory import Leaving, host_place
 
-# ZeRO-Offload (Ren et al. 2021, arXiv:2101.06840, section 4): a thread adds gradients to the fp32 sums on the host in
-# the order in which they were made, so the sums are the same as without it.
+# A thread adds gradients to the fp32 sums on the host in the order in which they were made, so sums do not change.
 
 MOST_ON_THE_WAY = 8  # gradients between card and sum; each takes a place in pinned host memory
 
@@ -37,7 +35,7 @@ class Gradients:
 
     @torch.no_grad()
     def send(self, full: Tensor, own: Tensor) -> None:
-        """Add the gradient of a micro-batch, `own.grad`, to `full.grad`, and let it go."""
+        """Add the gradient of a micro-batch, `own.grad`, to `full.grad`, and free it."""
         gradient, own.grad = own.grad, None
         assert gradient is not None
         if not self._leaving.runs_beside(gradient):
@@ -88,9 +86,10 @@ def _add(full: Tensor, moved: Tensor) -> None:
 
 
 class Masters:
-    """The fp32 twin of a model; it never runs. `dtype`: what the model's own weights become; None: they stay.
+    """The fp32 twin of a model; it never runs.
 
-    `device`: where the twin is; None: beside the model. `sends`: each gradient goes to it as soon as it is there.
+    `dtype`: the model's own weights, None: unchanged. `device`: of the twin, None: the model's. `sends`: each gradient
+    at once.
     """
 
     def __init__(
@@ -108,7 +107,7 @@ class Masters:
             model._apply(lambda tensor: tensor.to(dtype) if isinstance(tensor, nn.Parameter) else tensor)
 
     def place(self, model: nn.Module, device: torch.device) -> None:
-        """Bring the twin to its place once the model is where it runs, and let gradients find it."""
+        """Move the twin once the model is where it runs, and let gradients find it."""
         self.model = self.model.to(self._device or device)
         self._own = list(model.parameters())
         self._full = list(self.model.parameters())

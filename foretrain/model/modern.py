@@ -1,22 +1,22 @@
 """The model of `recipe = modern`: a GPT with what both modded-nanogpt and nanochat kept (docs/recipes.md).
 
-The forward pass, op by op (eager; N tokens a micro-batch, `low` the dtype that autocast gives to matrix products):
+The forward pass, op by op (eager; N tokens per micro-batch, `low` autocast's dtype for matmuls):
 
-    e = embedding(idx)                                  N x C, fp32: the residual stream stays fp32
-    x = x0 = norm(e + smear·e one token before)         `smear`: a learned number a channel
-    each block: x = x + skip·x0                         addcmul, `skip` a learned scalar
-                h = norm(x)                             low
-                qk = norm(rotate(h·Wqkᵀ)), v = h·Wvᵀ    low; one mul, one roll, one addcmul rotate q and k together
-                x = x + attention(q, k, v)·Woutᵀ        flash attention, causal
-                h = norm(x)                             low
-                x = x + max(0, h·Wupᵀ)²·Wdownᵀ
-    logits = norm(x)·Wheadᵀ                             a head of its own
+e = embedding(idx)                                  N x C, fp32: the residual stream stays fp32
+x = x0 = norm(e + smear·e one token before)         `smear`: a learned number per channel
+each block: x = x + skip·x0                         addcmul, `skip` a learned scalar
+            h = norm(x)                             low
+            qk = norm(rotate(h·Wqkᵀ)), v = h·Wvᵀ    low; one mul, one roll, one addcmul rotate q and k together
+            x = x + attention(q, k, v)·Woutᵀ        flash attention, causal
+            h = norm(x)                             low
+            x = x + max(0, h·Wupᵀ)²·Wdownᵀ
+logits = norm(x)·Wheadᵀ                             an untied head
 
-What is kept for backward, each once. Per block in `low`: h (N·C), q and k (2·N·C), v (N·C), attention's output (N·C),
-h (N·C), the squared ReLU (4·N·C), and the copies of the five weights; in fp32: attention's logsumexp (N·H) and a
-number a row of each norm (N + 2·N·H + N). Once: e one token before and x0 (2·N·C, fp32), `smear` for each position
-(T·C), the last norm's result (N·C, low), the numbers of two norms (2·N), the token ids. The residual stream and the
-inputs of norms are kept nowhere.
+Saved for backward, per block in `low`: h (N·C), q and k (2·N·C), v (N·C), attention's output (N·C), h (N·C), the
+squared ReLU (4·N·C), and the copies of the five weights; in fp32: attention's logsumexp (N·H) and a number per row of
+each norm (N + 2·N·H + N). Once: e one token before and x0 (2·N·C, fp32), `smear` for each position (T·C), the last
+norm's result (N·C, low), the numbers of two norms (2·N), the token ids. The residual stream and the inputs of norms are
+not saved.
 
 Shapes: B micro-batch, T context, C width, H heads, D = C / H, V vocabulary.
 """
@@ -32,12 +32,12 @@ from foretrain.model.layers import RotaryModel, TokenEmbedding, norm, rotate, sq
 
 ROPE_BASE = 10_000.0
 EMBEDDING_STD = 0.02
-# Queries and keys of length sqrt(D) have products of at most D; 1/sqrt(D) of that is too little for a sharp softmax.
+# q·k is at most D for lengths of sqrt(D); 1/sqrt(D) of that is too little for a sharp softmax.
 QK_SCALE = 1.5
 
 
 class Attention(nn.Module):
-    """Values have a layer of their own: as a part of one matmul they would keep queries and keys alive with them."""
+    """Values have their own layer: as part of one matmul they would keep queries and keys alive with them."""
 
     def __init__(self, n_embd: int, n_head: int) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         B, T, C = x.shape
         qk = rotate(self.qk(x).view(B, T, 2 * self.n_head, -1), cos, sin)
-        q, k = norm(qk, qk.dtype).transpose(1, 2).split(self.n_head, dim=1)  # turning before changes no length
+        q, k = norm(qk, qk.dtype).transpose(1, 2).split(self.n_head, dim=1)  # rotating before changes no length
         v = self.v(x).view(B, T, self.n_head, -1).transpose(1, 2)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale)
         return self.out(y.transpose(1, 2).reshape(B, T, C))
@@ -81,7 +81,7 @@ class Block(nn.Module):
 
 
 class ModernGPT(RotaryModel):
-    """What adds to the residual stream starts at zero, and so does the head: the first loss is ln V."""
+    """Layers that write to the residual stream start at zero, and so does the head: the first loss is ln V."""
 
     def __init__(self, config: RunConfig) -> None:
         super().__init__(config)
@@ -116,10 +116,7 @@ class ModernGPT(RotaryModel):
 
 
 def _init(module: nn.Module) -> None:
-    """Uniform with variance 1
-
-    inputs for what reads the residual stream, zero for what writes to it.
-    """
+    """Draw uniformly with variance 1 / inputs what reads the residual stream; zero for what writes to it."""
     if isinstance(module, nn.Embedding):
         nn.init.normal_(module.weight, std=EMBEDDING_STD)
     elif isinstance(module, Attention):

@@ -1,8 +1,8 @@
 """Muon for the matrices of the blocks, AdamW for everything else, as one optimizer.
 
-Muon (Keller Jordan, https://kellerjordan.github.io/posts/muon): the momentum of a matrix is replaced by the nearest
-matrix whose singular values are all about 1, which Newton-Schulz iterations find with matmuls alone. Matrices of one
-shape are iterated together.
+Muon (Keller Jordan, https://kellerjordan.github.io/posts/muon) replaces the momentum of a matrix by the nearest matrix
+whose singular values are all about 1, which Newton-Schulz iterations find with matmuls alone. Matrices of one shape are
+iterated together.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,19 +17,19 @@ from foretrain.hardware.cpu import cpu_has_bf16
 from foretrain.model.update import Uncompiled, held_back
 
 # p(s) = a·s + b·s³ + c·s⁵ moves every singular value s of (0, 1] to 0.7 … 1.2 in a few iterations: the coefficients of
-# Keller Jordan's Muon (MIT), those of torch.optim.Muon too. A steep start at 0 counts for more than exactly 1. Steeper
-# ones for each iteration (arXiv:2505.16932) need fewer, but bf16 rounds them to singular values of 1.5 and more.
+# Keller Jordan's Muon (MIT) and torch.optim.Muon. A steep start at 0 counts for more than exactly 1. Steeper ones for
+# each iteration (arXiv:2505.16932) need fewer, but bf16 rounds them to singular values of 1.5 and more.
 NS_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 EPS = 1e-7
-kernels: Any = torch  # those over lists of tensors have private names, in torch.optim too
+kernels: Any = torch  # list operations have private names, in torch.optim too
 
 
 def newton_schulz(x: Tensor) -> Tensor:
-    """Return U·Vᵀ of each matrix U·S·Vᵀ in `x` (k x m x n), about: singular values end between 0.7 and 1.2.
+    """Return about U·Vᵀ of each matrix U·S·Vᵀ in `x` (k x m x n): singular values end between 0.7 and 1.2.
 
-    Three kernels an iteration. A wide matrix is iterated as it is, a tall one transposed: the square matmuls are then
-    of the smaller side. The largest s is at most the fourth root of the sum of all s⁴, which the first square matmul
-    gives; where all n of them are alike, that bound is n^(1/4) times as near as the Frobenius norm.
+    Three kernels per iteration; a tall matrix is transposed, so that square matmuls are of the smaller side. The first
+    gives a bound of the largest s, the fourth root of the sum of all s⁴, up to n^(1/4) times nearer than the Frobenius
+    norm.
     """
     tall = x.shape[-2] > x.shape[-1]
     if tall:
@@ -48,17 +48,17 @@ def newton_schulz(x: Tensor) -> Tensor:
 
 
 def iteration_dtype(device: torch.device) -> torch.dtype:
-    """Give half precision where the device multiplies it faster than fp32: the result is about orthogonal in either."""
+    """Return half precision where the device multiplies it faster than fp32: the result is about orthogonal in
+    either.
+    """
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
     return torch.bfloat16 if cpu_has_bf16() else torch.float32
 
 
 def update_scale(rows: int, columns: int) -> float:
-    """Return sqrt(max(1, rows
-
-    columns)): with it a step changes what a layer makes of its input by the same share at any width, so that one rate
-    serves every shape (Jeremy Bernstein, https://jeremybernste.in/writing/deriving-muon).
+    """Return sqrt(max(1, rows / columns)), with which one rate serves every shape: a step changes a layer's output by
+    the same share at any width (Jeremy Bernstein, https://jeremybernste.in/writing/deriving-muon).
     """
     return max(1.0, rows / columns) ** 0.5
 
@@ -66,11 +66,11 @@ def update_scale(rows: int, columns: int) -> float:
 class MuonAdamW(Uncompiled):
     """Two kinds of parameter groups: those with `muon` true take Muon's step, the others AdamW's, fused.
 
-    A Muon group has `params` (matrices), `lr`, `momentum`, `weight_decay`; the others have `betas` and `eps` instead of
-    `momentum`. Decay is decoupled, and at the group's rate, for both. State: `momentum_buffer`, or AdamW's own three.
+    A Muon group has `momentum` instead of `betas` and `eps`. Decay is decoupled, at the group's rate, for both. State:
+    `momentum_buffer`, or AdamW's own three.
     """
 
-    _step_supports_amp_scaling = True  # GradScaler leaves it to step() to do nothing after an overflow
+    _step_supports_amp_scaling = True  # GradScaler leaves it to step() to skip after an overflow
 
     def __init__(self, groups: list[dict[str, Any]], *, betas: tuple[float, float], momentum: float) -> None:
         defaults = {"muon": False, "lr": 1e-3, "betas": betas, "eps": 1e-8, "momentum": momentum, "weight_decay": 0.0}
@@ -78,7 +78,7 @@ class MuonAdamW(Uncompiled):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Step both. Gradients of matrices are used up: Nesterov's momentum is written over them."""
+        """Step both. Nesterov's momentum overwrites the gradients of matrices."""
         assert closure is None, "no step of foretrain evaluates the loss again"
         assert getattr(self, "grad_scale", None) is None, "gradients are unscaled before, as they are clipped"
         if held_back(self):

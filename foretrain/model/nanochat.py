@@ -1,14 +1,14 @@
 """nanochat's model: RMSNorm without weights, rotary positions, normed queries and keys, squared ReLU, capped logits.
 
-The names of parameters and the maths are those of Hugging Face's NanoChatForCausalLM, so weights go in and out as they
-are (karpathy/nanochat, nanochat/gpt.py).
+Parameter names and maths are those of Hugging Face's NanoChatForCausalLM, so weights need no renaming
+(karpathy/nanochat, nanochat/gpt.py).
 
-    x = norm(embedding(idx))                            the residual stream, in the dtype of the weights
-    each block: h = norm(x)                             `low`, the dtype that autocast gives to matmuls
-                q, k = norm(rotate(h·Wqᵀ)), norm(rotate(h·Wkᵀ)), v = h·Wvᵀ
-                x = x + attention(q, k, v)·Woᵀ
-                x = x + max(0, norm(x)·W1ᵀ)²·W2ᵀ
-    logits = 15·tanh(norm(x)·Wheadᵀ / 15)               `low`
+x = norm(embedding(idx))                            the residual stream, in the dtype of the weights
+each block: h = norm(x)                             `low`, autocast's dtype for matmuls
+            q, k = norm(rotate(h·Wqᵀ)), norm(rotate(h·Wkᵀ)), v = h·Wvᵀ
+            x = x + attention(q, k, v)·Woᵀ
+            x = x + max(0, norm(x)·W1ᵀ)²·W2ᵀ
+logits = 15·tanh(norm(x)·Wheadᵀ / 15)               `low`
 
 Shapes: B micro-batch, T context, C width, H heads, D = C / H, V vocabulary.
 """
@@ -75,7 +75,7 @@ class Head(nn.Linear):
 
 
 class NanoChat(RotaryModel):
-    """What adds to the residual stream starts at zero, and so does the head: the first loss is ln V."""
+    """Layers that write to the residual stream start at zero, and so does the head: the first loss is ln V."""
 
     def __init__(self, config: RunConfig) -> None:
         super().__init__(config)
@@ -85,7 +85,7 @@ class NanoChat(RotaryModel):
             "layers": nn.ModuleList([Block(c.n_embd, c.n_head) for _ in range(c.n_layer)]),
         })  # fmt: skip
         self.lm_head = Head(c.n_embd, c.vocab_size, bias=False)
-        self.keep_tables(c.n_embd // c.n_head, ROPE_BASE, back=True)  # nanochat turns the other way than Llama
+        self.keep_tables(c.n_embd // c.n_head, ROPE_BASE, back=True)  # nanochat rotates the other way than Llama
         self.apply(_init)
         nn.init.zeros_(self.lm_head.weight)
 
@@ -105,9 +105,7 @@ class NanoChat(RotaryModel):
 
 
 def _init(module: nn.Module) -> None:
-    """Normal with variance 1
-
-    inputs for what reads the residual stream, zero for what writes to it.
+    """Draw normally with variance 1 / inputs what reads the residual stream; zero for what writes to it.
 
     nanochat draws embeddings with standard deviation 1 and gives them 50 times the head's learning rate. The norm after
     them takes their scale away, so 0.02 and the head's rate learn the same.

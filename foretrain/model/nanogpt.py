@@ -1,4 +1,4 @@
-"""GPT-2 with nanoGPT's forward pass: logits are returned, and what nanoGPT names lives as long as the name."""
+"""GPT-2 with nanoGPT's forward pass: it returns logits, and intermediates live as long as nanoGPT's names."""
 
 from typing import Any
 
@@ -11,8 +11,6 @@ from foretrain.model.gpt2 import GPT, Attention, Block
 
 
 class NanoAttention(Attention):
-    """Attention that keeps intermediates in locals exactly as nanoGPT does, so that its memory is the same."""
-
     def forward(self, x: Tensor) -> Tensor:
         B, T, C = x.size()
         q, k, v = self.c_attn(x).split(C, dim=2)

@@ -1,7 +1,7 @@
-"""Does a mode of `matmul` hold on this model? Loss and gradients in the mode against the same in the run's dtype.
+"""A check whether a mode of `matmul` suits this model: loss and gradients in the mode against those in the run's dtype.
 
-Same weights, same batches, no step: the model is left as it was found, and no random number is drawn, because
-evaluation mode has no dropout. The gradients are those of the blocks' matrices, whose matmuls the mode changes.
+It uses the same weights and batches in evaluation mode, so it changes nothing and draws no random number. The gradients
+are those of the blocks' matrices, whose matmuls the mode changes.
 """
 
 import math
@@ -20,8 +20,8 @@ from foretrain.model.language_model import LanguageModel
 from foretrain.model.low_precision import layers, without_low_precision
 from foretrain.model.step import TrainState
 
-# Far off, on purpose: FP8 and INT8 give cosines of 0.996 to 0.9999 and losses that differ in the fourth digit
-# (benchmarks/results/precision_modes.json). What falls below these limits does not compute the gradient any more.
+# Wide, on purpose: FP8 and INT8 give cosines of 0.996 to 0.9999 and losses that differ in the fourth digit
+# (benchmarks/results/precision_modes.json). Beyond these limits it is not the gradient any more.
 LEAST_COSINE = 0.9
 MOST_LOSS_DIFFERENCE = 0.02  # of the plain loss
 BATCHES, TOKENS = 4, 512  # few enough to take less memory than a step
@@ -30,7 +30,7 @@ _FP16_LOSS_SCALE = 1024.0  # gradients of float16 need one; it changes no direct
 
 @dataclass(frozen=True)
 class Agreement:
-    """How the mode's loss (nats) and gradients compare; `cosine` of all layers, `worst_cosine` of the layer `worst`."""
+    """`loss` in nats; `cosine` of all gradients, `worst_cosine` of the layer `worst`."""
 
     mode: str
     dtype: str
@@ -43,7 +43,6 @@ class Agreement:
 
     @property
     def holds(self) -> bool:
-        """Return False where anything is not finite, too."""
         near = abs(self.loss - self.plain_loss) <= MOST_LOSS_DIFFERENCE * abs(self.plain_loss)
         return near and self.cosine >= LEAST_COSINE
 
@@ -65,7 +64,7 @@ def rows_of_check(block_size: int) -> tuple[int, int]:
 
 
 def weights_of(model: nn.Module) -> list[tuple[str, Tensor]]:
-    """Return matrices whose matmuls the mode changes: those that were converted, or all of the blocks (fp16 sums)."""
+    """Return matrices whose matmuls the mode changes: the converted ones, or all of the blocks (fp16 sums)."""
     converted = layers(model)
     if converted:
         return [(name, layer.weight) for name, layer in converted]
@@ -80,7 +79,7 @@ def _mean(state: TrainState, batches: list[Batch], weights: list[Tensor]) -> tup
     total, sums = 0.0, [torch.zeros_like(weight) for weight in weights]
     scale = _FP16_LOSS_SCALE if state.dtype == torch.float16 else 1.0
     for idx, targets in batches:
-        with state.autocast():  # not state.call: nothing is to be compiled for these sizes
+        with state.autocast():  # not state.call: these sizes are not to be compiled
             loss = LanguageModel.whole_loss(state.model, state.model.hidden(idx), targets)
         for sum_, gradient in zip(sums, torch.autograd.grad(loss * scale, weights), strict=True):
             sum_ += gradient
@@ -102,7 +101,7 @@ def compare(state: TrainState, batches: Iterable[Batch], dtype: str) -> Agreemen
     finally:
         state.model.train(training)
     products = torch.tensor([_products(a.cpu(), b) for a, b in zip(ours, plain, strict=True)], dtype=torch.float64)
-    none = (products[:, 1:] == 0).all(1)  # a layer that nothing reaches, in both ways
+    none = (products[:, 1:] == 0).all(1)  # a layer that nothing reaches in either pass
     lengths = (products[:, 1] * products[:, 2]).sqrt().clamp(min=1e-300)
     each = torch.where(none, 1.0, products[:, 0] / lengths)
     whole = products.sum(0)
@@ -115,13 +114,13 @@ def compare(state: TrainState, batches: Iterable[Batch], dtype: str) -> Agreemen
 
 
 def _products(a: Tensor, b: Tensor) -> tuple[float, float, float]:
-    """Return a·b, a·a and b·b. In fp64: squares of small gradients leave fp32's range."""
+    """Return a·b, a·a and b·b in fp64: squares of small gradients leave fp32's range."""
     a, b = a.flatten().double(), b.flatten().double()
     return float(a @ b), float(a @ a), float(b @ b)
 
 
 def check_before(state: TrainState, tokens: TokenFile, dtype: Dtype, note: Callable[..., None]) -> None:
-    """Compare, and tell `note`. Moves nothing that training depends on. Raises UserError 'diverged.matmul'."""
+    """Compare, and call `note`. Moves nothing that training depends on. Raises UserError 'diverged.matmul'."""
     config = state.config
     if state.unconverted:
         note("matmul_left", mode=config.matmul, layers=list(state.unconverted))
@@ -133,4 +132,4 @@ def check_before(state: TrainState, tokens: TokenFile, dtype: Dtype, note: Calla
     note("matmul_check", **agreement.values())
     agreement.refuse()
     if state.device.type == "cuda":
-        torch.cuda.empty_cache()  # what the check took is not the check_before's
+        torch.cuda.empty_cache()  # the trainer must not inherit the check's cache

@@ -1,12 +1,10 @@
-"""How the next token is chosen, as somebody asks for it. No torch."""
-
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are drawn. `temperature` 0: the likeliest. `top_k`: of so many likeliest, 0: of all; then `top_p`: of
-    the fewest likeliest that have this probability together (nucleus sampling, arXiv:1904.09751), 1: of all.
+    """How tokens are drawn. `temperature` 0: the likeliest. `top_k`: of the k likeliest, 0: of all; then `top_p`: of
+    the fewest likeliest with this total probability (nucleus sampling, arXiv:1904.09751), 1: of all.
     """
 
     temperature: float = 0.8

@@ -1,7 +1,7 @@
 """The one training step: everything between a batch of tokens and changed weights.
 
-It takes tensors and gives tensors; it neither reads files nor prints, so that it can be run on real tensors and
-traced on fake ones. The optimizer step is fixed by its tokens; micro-batches are how it is carried out.
+It neither reads files nor prints, so that it can be traced on fake tensors. The optimizer step is fixed by its tokens;
+micro-batches are how it is carried out.
 """
 
 import contextlib
@@ -37,21 +37,23 @@ class TrainState:
     device: torch.device
     dtype: torch.dtype
     call: Callable[[Tensor, Tensor], Tensor]  # the model, compiled or not
-    masters: Masters | None = None  # where the optimizer changes other weights than those that run
-    # 1.0 from a step that was not finite on: no later one changes anything (model/update.py)
+    masters: Masters | None = None  # where the optimizer updates other weights than those that run
+    # 1.0 from a step on that was not finite: no later one changes anything (model/update.py)
     latch: Tensor | None = None
-    unconverted: tuple[str, ...] = ()  # linear layers whose sizes the mode of `matmul` does not take
-    parallel: "Parallel | None" = None  # how several ranks share the step; None: there is one
-    early: BackwardUpdates | None = None  # what updates each parameter in the backward pass; None: all do at the end
-    aside: torch.cuda.Stream | None = None  # that its steps were recorded on, if any was (model/graphed.py)
+    unconverted: tuple[str, ...] = ()  # linear layers whose sizes the mode of `matmul` does not allow
+    parallel: "Parallel | None" = None  # how several ranks share the step
+    early: BackwardUpdates | None = None  # updates each parameter in the backward pass
+    aside: torch.cuda.Stream | None = None  # the stream of its recording (model/graphed.py)
 
     @property
     def trained(self) -> nn.Module:
-        """The module whose weights the optimizer changes and checkpoints keep: fp32, whatever the model runs in."""
+        """Return the module whose weights the optimizer updates and checkpoints store: fp32, whatever the model runs
+        in.
+        """
         return self.masters.model if self.masters else self.model
 
     def autocast(self) -> torch.autocast:
-        """Half precision in matmuls; off for float32, and where the weights are half precision themselves."""
+        """Return half precision for matmuls; off for float32, and where the weights are half precision."""
         own = (self.masters and self.masters.dtype) or (self.parallel and self.parallel.sharing.way.shards_weights)
         enabled = self.dtype != torch.float32 and not own
         return torch.autocast(self.device.type, dtype=self.dtype, enabled=enabled)
@@ -59,10 +61,9 @@ class TrainState:
 
 @dataclass(frozen=True)
 class StepResult:
-    """The mean loss of the micro-batches of an optimizer step, and the gradient's norm before clipping, on the device.
+    """The mean loss of a step's micro-batches, and the gradient's norm before clipping, on the device.
 
-    `held`: 1.0 where the update was not made, as one of the two is not finite. `asked`: above 0 where a rank has
-    something to tell the others.
+    `held`: 1.0 where either is not finite, so the update was skipped. `asked`: above 0 where a rank has a message.
     """
 
     loss: Tensor
@@ -76,14 +77,14 @@ def build(
 ) -> TrainState:
     """Build model, optimizer and scaler. Weights are drawn on the CPU, so every device starts alike.
 
-    `share`: shares it among the ranks of the process group, each of which calls this; None: there is one.
+    `share`: shares it among the ranks of the process group, each of which calls this.
     """
     torch.manual_seed(config.seed)
     model = make_model(config)
     unconverted = convert(model.layers(), config.matmul) if config.matmul in EIGHT_BITS else []
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32 for what stays fp32, as nanoGPT sets it
-    masters = _masters(model, config, dtype)  # on the host, so that what does not stay on a card never is there
+    masters = _masters(model, config, dtype)  # on the host, so that what a card does not keep is never there
     if share is None or not share.moves:
         model = model.to(device)
     if masters:
@@ -93,7 +94,7 @@ def build(
     parallel = share(model, device, dtype) if share else None
     if parallel:
         call = parallel.call
-        if compile:  # blocks are compiled one by one, so their graphs need not be divided among DDP's buckets
+        if compile:  # graphs of single blocks need not be divided among DDP's buckets
             torch._dynamo.config.optimize_ddp = False
     optimizer = make_optimizer(trained, config, next(trained.parameters()).device.type)
     return TrainState(
@@ -159,8 +160,8 @@ def _masters(model: LanguageModel, config: RunConfig, dtype: torch.dtype) -> Mas
 def _compiled(model: LanguageModel, config: RunConfig, *, blocks: bool) -> Callable[[Tensor, Tensor], Tensor]:
     """Compile it whole where that is possible, else in parts. The compiler's settings stay until the first call.
 
-    `blocks`: one by one, as for ranks, whose gradients are sent block by block. Each size is compiled for itself: after
-    an evaluation at another one, training would else get slower kernels of a symbolic size.
+    `blocks`: one by one, as ranks send gradients block by block. Each size is compiled for itself: else training gets
+    slower kernels of a symbolic size after an evaluation at another one.
     """
     for technique in TECHNIQUES:
         technique.tell_compiler(config)
@@ -179,8 +180,7 @@ def _compiled(model: LanguageModel, config: RunConfig, *, blocks: bool) -> Calla
 def train_step(state: TrainState, batches: "Iterable[Batch]", learning_rate: float | Tensor) -> StepResult:
     """Run one optimizer step over `gradient_accumulation_steps` micro-batches.
 
-    The loss of each is divided by their number. Where loss or gradient are not finite nothing is changed (less is held
-    back in the backward pass, see model/in_backward.py).
+    Where loss or gradient is not finite nothing changes (but see model/in_backward.py).
     """
     count = state.config.gradient_accumulation_steps
     early = state.early if state.config.optimizer_in_backward and count == 1 else None

@@ -1,10 +1,9 @@
 """The optimizer's update, made only where the loss and the gradient's norm are finite; elsewhere nothing changes.
 
-The decision is taken on the device, so that the host waits for nothing: the fused AdamW kernels leave weights, moments
-and step counts as they are where their `found_inf` is 1 (aten/src/ATen/native/cuda/fused_adam_utils.cuh; the same on
-CPUs). A factor of 0 would not do, as 0 x NaN is NaN. Muon and the 8-bit AdamW are made of many kernels; they ask for
-`found_inf` on the host, which waits for the gradients there. So does every update on an Apple GPU, whose fused kernels
-took no notice of it before github.com/pytorch/pytorch/pull/186360.
+The device decides, so the host never waits: fused AdamW kernels leave weights, moments and step counts as they are
+where their `found_inf` is 1 (aten/src/ATen/native/cuda/fused_adam_utils.cuh; the same on CPUs). A factor of 0 would not
+do, as 0 x NaN is NaN. Muon and the low-bit AdamW are many kernels; they ask for `found_inf` on the host and wait there.
+So does every update on an Apple GPU, whose fused kernels ignored it before github.com/pytorch/pytorch/pull/186360.
 """
 
 from typing import Any, ClassVar
@@ -23,13 +22,13 @@ def not_finite(number: Tensor) -> Tensor:
 def update(
     optimizer: torch.optim.Optimizer, loss: Tensor, norm: Tensor, latch: Tensor | None, *, overflow_is_normal: bool
 ) -> Tensor:
-    """Update, unless `loss` or `norm` (scalars) is not finite. Returns 1.0 where it was held back, else 0.0.
+    """Update, unless `loss` or `norm` (scalars) is not finite. Return 1.0 where it was held back, else 0.0.
 
-    `latch`: 0.0 or 1.0; once such a step has set it, no later step changes anything either, until the host has seen it.
-    `overflow_is_normal`: with float16 the scaler meets gradients beyond its range now and then and tries a smaller
-    scale; that holds this update back, but does not set the latch.
+    `latch`: 0.0 or 1.0; once such a step has set it, no later step changes anything, until the host has seen it.
+    `overflow_is_normal`: the float16 scaler sometimes meets an overflow and lowers the scale; that skips the update
+    without the latch.
     """
-    loss = loss.to(norm.device)  # the optimizer may live on the host
+    loss = loss.to(norm.device)  # the optimizer may be on the host
     fatal = not_finite(loss if overflow_is_normal else loss + norm)
     if latch is not None:
         fatal = torch.maximum(latch, fatal, out=latch)
@@ -46,7 +45,7 @@ def update(
 
 
 def held_back(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether this update must not be made; waits for the device. For kernels that cannot decide that."""
+    """Return whether this update must be skipped; waits for the device. For kernels that cannot decide that."""
     found_inf: Tensor | None = getattr(optimizer, "found_inf", None)
     return found_inf is not None and not bool(found_inf == 0)
 
@@ -56,8 +55,8 @@ def undecorated(method: Any) -> Any:
 
 
 class Uncompiled(torch.optim.Optimizer):
-    """An optimizer without the decorators that import torch's compiler. They are for optimizer steps that are compiled
-    (torch/_compile.py, _disable_dynamo). Without them a run that compiles nothing starts sooner and takes 70 MB less.
+    """An optimizer without the decorators that import torch's compiler (torch/_compile.py, _disable_dynamo): an
+    uncompiled run starts sooner and takes 70 MB less.
     """
 
     add_param_group = undecorated(torch.optim.Optimizer.add_param_group)

@@ -1,7 +1,7 @@
-"""Text from a model, token by token, with what it has read in a KV cache.
+"""Text from a model, token by token, with a KV cache.
 
-The context is a window. When it is full, its oldest quarter is dropped and the rest is read again from position 0: the
-keys and values in the cache are of other positions, and of layers that have seen what is dropped, so none can stay.
+The context is a window. When it is full, its oldest quarter is dropped and the rest is read again from position 0:
+cached keys and values have other positions, and come from layers that have seen the dropped tokens.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,13 +17,13 @@ from foretrain.model.language_model import LanguageModel
 from foretrain.model.layers import RotaryModel
 from foretrain.model.sampling import Sampling
 
-# Attention is the only part that looks back, so it alone is replaced: it puts the new keys and values behind the old
-# ones and attends to all. Nothing in the models knows of it. Shapes: B micro-batch (1 here), T new tokens, S tokens so
-# far, H heads of queries, K heads of keys and values, D width of a head.
+# Attention is the only part that looks back, so it alone is replaced: it appends new keys and values and attends to
+# all. Shapes: B micro-batch (1 here), T new tokens, S tokens so far, H heads of queries, K heads of keys and values, D
+# width of a head.
 
 
 class KvCache:
-    """Keys and values of up to `capacity` tokens, B x K x S x D for each layer. Memory is taken at the first token."""
+    """Keys and values of up to `capacity` tokens, B x K x S x D per layer, allocated at the first token."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -49,8 +49,7 @@ class KvCache:
 
 
 class _CachedAttention(TorchFunctionMode):
-    """Attends from a layer's new queries to all keys and values so far. `groups`: heads of queries for each head of
-    keys."""
+    """Attends from a layer's new queries to all keys and values. `groups`: heads of queries per head of keys."""
 
     def __init__(self, cache: KvCache, groups: int) -> None:
         super().__init__()
@@ -87,7 +86,7 @@ class Reader:
 
     @torch.no_grad()
     def read(self, ids: list[int]) -> Tensor:
-        """Return the logits of the token after `ids`, which follow what was read before: V."""
+        """Return the logits, V, of the token after `ids`, which follow what was read before."""
         start, end = self.cache.length, self.cache.length + len(ids)
         assert len(ids) > 0, "no tokens"
         assert end <= self.cache.capacity, f"{end} tokens, the model has {self.cache.capacity} positions"
@@ -126,18 +125,18 @@ class Reader:
 
 @contextmanager
 def _plain_attention(model: LanguageModel) -> Iterator[None]:
-    """Run GPT-2's attention through the one function that is replaced, not as matmuls of its own (attention.py)."""
-    parts: list[Any] = [block.attn for block in model.layers() if getattr(getattr(block, "attn", None), "products", 0)]
+    """Run GPT-2's attention through the one function that is replaced, not as matmuls (attention.py)."""
+    parts: list[Any] = [block.attn for block in model.layers() if getattr(getattr(block, "attn", None), "matmuls", 0)]
     for part in parts:
-        part.products = False
+        part.matmuls = False
     try:
         yield
     finally:
         for part in parts:
-            part.products = True
+            part.matmuls = True
 
 
-LEAST_TEMPERATURE = 1e-6  # below it logits divided by it overflow fp32; only the likeliest is ever drawn long before
+LEAST_TEMPERATURE = 1e-6  # below it logits overflow fp32; only the likeliest is ever drawn long before
 
 
 def choose(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
@@ -152,7 +151,7 @@ def choose(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> in
     return int(kept.indices[torch.multinomial(probabilities, 1, generator=generator)])
 
 
-DROPPED_SHARE = 4  # a quarter: each token costs 3 / 4 · T / (T / 4), about three tokens of prefill, once it is full
+DROPPED_SHARE = 4  # each token costs 3 / 4 · T / (T / 4), about three tokens of prefill, once it is full
 
 
 def kept_of(block_size: int) -> int:
@@ -160,8 +159,6 @@ def kept_of(block_size: int) -> int:
 
 
 class Writer:
-    """A model and the text so far. Ids >= vocab_size never come."""
-
     def __init__(self, model: LanguageModel, vocab_size: int, seed: int) -> None:
         self._reader = Reader(model)
         self._generator = torch.Generator().manual_seed(seed)
@@ -178,7 +175,7 @@ class Writer:
         self._window, self._unread = [], []
 
     def append(self, ids: list[int]) -> int:
-        """Let `ids` follow the text so far. Returns how many of the oldest tokens leave the context for them."""
+        """Append `ids`; return how many of the oldest tokens leave the context for them."""
         total = len(self) + len(ids)
         if total <= self.block_size:
             self._unread += ids
@@ -190,7 +187,7 @@ class Writer:
         return total - len(text)
 
     def write(self, sampling: Sampling) -> tuple[int, int]:
-        """Return the next token, which now is part of the text, and how many of the oldest left the context for it."""
+        """Return the next token, now part of the text, and how many of the oldest left the context for it."""
         logits = self._reader.read(self._unread)
         self._window += self._unread
         self._unread = []

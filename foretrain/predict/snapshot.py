@@ -192,10 +192,10 @@ def requests_of(recording: Recording, *, more_bytes: int = 0) -> Requests:
             events.append(id)
             positions.append(position)
         elif entry.action in free_actions:
-            born = alive.pop(entry.address, None)
-            unknown_frees += born is None
-            if born is not None:
-                events.append(~born)
+            allocation = alive.pop(entry.address, None)
+            unknown_frees += allocation is None
+            if allocation is not None:
+                events.append(~allocation)
                 positions.append(position)
     if more_bytes:
         streams[len(sizes)] = streams.get(len(sizes) - 1, 0)
@@ -234,13 +234,13 @@ class History:
         self._pending: list[tuple[Block, dict[str, Any]]] = []  # freed, while other streams still use them
         self._segments_seen = 0
 
-    def born(self, block: Block, label: Label) -> None:
+    def allocate(self, block: Block, label: Label) -> None:
         frames = [{"name": name, "filename": "foretrain", "line": 0} for name in (label.name, *label.frames)]
         values = {"frames": frames, "addr": block.ptr, "size": block.requested, "stream": block.stream}
         self._alive[block.ptr] = values
         self._add("alloc", **values, category=label.category)
 
-    def died(self, address: int, block: Block) -> None:
+    def free(self, address: int, block: Block) -> None:
         """Note that a block was freed; it is complete when no other stream uses it."""
         values = self._alive.pop(address)
         self._add("free_requested", **values)
@@ -335,9 +335,9 @@ def snapshot_of(
         event = lifetimes.events[position]
         if event >= 0:
             addresses[event] = block.ptr
-            history.born(block, label(event))
+            history.allocate(block, label(event))
         else:
-            history.died(addresses.pop(~event), block)
+            history.free(addresses.pop(~event), block)
 
     result = replay(lifetimes, settings, limit_bytes, physical=physical, watch=watch)
     history = history or History(result.allocator)

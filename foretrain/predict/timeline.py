@@ -257,11 +257,11 @@ class Timeline(Lifetimes):
             ]  # fmt: skip
         else:
             self.events += [e + shift if e >= 0 else e - shift for e in part.events]
-        births = sum(e >= 0 for e in part.events)
-        self.sizes += [size.nbytes for _, size in kinds[first : first + births]]
+        allocated = sum(e >= 0 for e in part.events)
+        self.sizes += [size.nbytes for _, size in kinds[first : first + allocated]]
         if self.stream:
-            self.streams |= dict.fromkeys(range(first + shift, first + shift + births), self.stream)
-        self.streams |= {n + shift: on for n, on in passage.streams.items() if first <= n < first + births}
+            self.streams |= dict.fromkeys(range(first + shift, first + shift + allocated), self.stream)
+        self.streams |= {n + shift: on for n, on in passage.streams.items() if first <= n < first + allocated}
         self.nbytes += part.change_bytes
         for (component, size), count in part.change.items():
             self._kind(component, size).count += count

@@ -1,4 +1,4 @@
-"""What trackers and their users call the figures of a run: role -> names of columns, the surest first."""
+"""Column names of a run's figures in trackers: role -> names, the most certain first."""
 
 import json
 import math
@@ -44,10 +44,10 @@ LOSSES = ("train_loss", "val_loss", "val_bpb")
 
 
 def column_of(role: str, columns: Mapping[str, int], chosen: Mapping[str, str] | None = None) -> str | None:
-    """Return the column of this role: the one that was chosen for it, else the first of NAMES that is there.
+    """Return the column of this role: the chosen one, else the first of NAMES that exists.
 
-    `columns`: each with how many values it has. Of losses the one with most counts: the Trainer's mean over the whole
-    run, a single value, has a name that others give to a curve.
+    `columns`: each with its number of values. Of losses the longest counts: the Trainer's mean over the whole run, a
+    single value, has a name that others give to a curve.
     """
     if chosen and chosen.get(role) in columns:
         return chosen[role]
@@ -63,7 +63,7 @@ _RATES = ("train/learning_rate", "learning_rate", "lr")
 
 
 def log_of(tracked: Tracked, path: Path) -> TrainingLog:
-    """Raises UserError where there is no training loss in it."""
+    """Raises UserError where it has no training loss."""
     columns = counts_of(tracked.rows)
     named = {role: column_of(role, columns) for role in ("step", "train_loss", "val_loss", "step_s", "tokens_per_s")}
     if named["step"] is None or named["train_loss"] is None:
@@ -78,7 +78,6 @@ def log_of(tracked: Tracked, path: Path) -> TrainingLog:
 
 
 def _lines(tracked: Tracked, rows: list[Row], named: dict[str, str]) -> Iterator[str]:
-    """Yield lines as formats/records.py reads them."""
     marker = OURS if tracked.is_ours else OTHERS
     yield json.dumps({"tracked": marker, "run": _run(tracked, rows)})
     names = {key: named[key] for key in ("step_s", "tokens_per_s") if key in named}
@@ -112,7 +111,7 @@ def _number(row: Row, name: str) -> float | None:
 
 
 def _run(tracked: Tracked, rows: list[Row]) -> dict[str, float]:
-    """Return fields of LogHeader, of a run of ours: tokens per step, and on a card what its allocator kept at most."""
+    """Return fields of LogHeader, of a run of ours: tokens per step, and on a card the peak of its allocator."""
     config = tracked.config
     tokens = config.get("tokens_per_step")
     if not tracked.is_ours or not isinstance(tokens, int | float):

@@ -1,7 +1,7 @@
 """A run is a directory: config, environment, metrics and events as JSON lines, checkpoints, and one record. No torch.
 
-`run.json` is the record (record.py), which is replaced as a whole. `run.lock` is held by the process that trains, and
-freed by the system when that process dies, so a record that says "running" without its lock tells of a killed run.
+`run.json` is the record (record.py), replaced as a whole. The training process holds `run.lock`, and the system frees
+it when that process ends, so "running" without a lock means a killed run.
 """
 
 import contextlib
@@ -30,15 +30,15 @@ from foretrain.runs.scores import Scores
 from foretrain.runs.state import NOW_FILE as NOW
 from foretrain.runs.state import Phase, Teller
 
-# Reasons of a record that a new process can go on from by itself: a lost card or rank, and one that takes less memory.
+# Reasons after which a new process can resume by itself: a lost card or rank, and one that takes less memory.
 BEGIN_AGAIN = (
     "environment.card_failed", "environment.ranks_lost", "environment.rank_late", "environment.collective_failed",
     "memory.optimizer_step", "memory.others_wait",
 )  # fmt: skip
-SCORES = "scores"  # folder of what `foretrain eval` found, one file a checkpoint
+SCORES = "scores"  # results of `foretrain eval`, one file per checkpoint
 WRITTEN_ONCE = ("config.toml", "environment.json", "plan.json")  # before the first step
-MOST_WAITING = 10_000  # lines of a log that the disk does not take
-# What a run adds to or removes from; its other files are replaced, and a link to one with them.
+MOST_WAITING = 10_000  # lines of a log that the disk refused
+# Files that a run extends or removes from; its others are replaced, and a link to one with them.
 _OWN = ("run.lock", "checkpoints", "events.jsonl", "rank-*.jsonl", "*.log", ".ranks", "tensorboard", SCORES)
 _MOST_LINES_BYTES = 512 * MIB  # a line for each of 600,000 steps takes 120 MB
 KindOfRun = TypeVar("KindOfRun", bound=RunRecord)
@@ -58,7 +58,7 @@ class StepMetrics(Record):
     memory_bytes: int | None
     elapsed_s: float
     eta_s: float
-    data_wait_s: float = 0.0  # of step_s, waited for batches; a mean as step_s is
+    data_wait_s: float = 0.0  # share of step_s spent waiting for batches; a mean like step_s
 
 
 class EvaluationMetrics(Record):
@@ -72,7 +72,7 @@ class EvaluationMetrics(Record):
     best: bool
 
 
-# What each kind of line of metrics.jsonl must have: looked up once, as a long run has 100,000 lines.
+# The keys that each kind of line of metrics.jsonl must have: looked up once, as a long run has 100,000 lines.
 _LINES: dict[str, tuple[type[Record], frozenset[str]]] = {
     name: (kind, frozenset(kind.model_fields))
     for name, kind in (("step", StepMetrics), ("evaluation", EvaluationMetrics))
@@ -80,7 +80,7 @@ _LINES: dict[str, tuple[type[Record], frozenset[str]]] = {
 
 
 def now() -> str:
-    """Return local time with offset, to the second; a label only, never used for order or durations."""
+    """Return local time with offset, to the second; a label only, never for order or durations."""
     return datetime.now(UTC).astimezone().isoformat(timespec="seconds")
 
 
@@ -89,8 +89,8 @@ class RunDirectory:
         self.path = path
         self._lock = FileLock(path / "run.lock")
         self._waiting: dict[str, deque[str]] = {}
-        self._kept: dict[str, str] = {}  # files that are written once, should they be lost
-        self.followers: list[Callable[[str, dict[str, Any]], None]] = []  # hear (log, line) of each line
+        self._kept: dict[str, str] = {}  # files that are written once, in case they are lost
+        self.followers: list[Callable[[str, dict[str, Any]], None]] = []  # called with (log, line) for each line
         self._teller = Teller(lambda: self.scratch)
 
     @property
@@ -103,7 +103,7 @@ class RunDirectory:
 
     @property
     def scratch(self) -> Path:
-        """Return a folder for what is needed a moment only, on the same disk."""
+        """Return a folder for temporary files on the same disk."""
         return self.path
 
     def acquire(self) -> None:
@@ -118,16 +118,14 @@ class RunDirectory:
                 self._kept[name] = read_text(self.path / name)
 
     def write(self, name: str, text: str) -> None:
-        """Write a file of the run whole, and remember it. Raises OSError."""
         replace_text(self.path / name, text)
         self._kept[name] = text
 
     def write_config(self, config: RunConfig) -> None:
-        """Raises OSError."""
         self.write("config.toml", to_toml(config))
 
     def restore_removed(self) -> tuple[str, ...]:
-        """Write again what was removed under the run, as far as it is written once; its lock too. Returns the names.
+        """Restore write-once files and the lock that were removed under the run. Return their names.
 
         A lock on a file without a name keeps nobody out, so a new file is locked. What cannot be written stays lost.
         """
@@ -149,7 +147,7 @@ class RunDirectory:
         self._lock.release()
 
     def tell(self, phase: Phase, step: int = 0, pid: int | None = None) -> None:
-        """Say what the run does from now on (now.json). `pid`: of the process that does it, by default this one."""
+        """Write the run's phase to now.json. `pid`: of the process that does it, by default this one."""
         self._teller.tell(phase, step, pid)
 
     def is_locked(self) -> bool:
@@ -169,7 +167,7 @@ class RunDirectory:
         replace_text(self.path / RECORD, json.dumps(record.to_json(schema=SCHEMA), indent=1) + "\n")
 
     def any_record(self) -> RunRecord:
-        """Return the record; a run that says it is running without holding its lock was killed. Raises UserError."""
+        """Return the record; a run that is "running" without its lock was killed. Raises UserError."""
         record = run_record.read(self.path)
         if record.status != "running" or self.is_locked():
             return record
@@ -188,7 +186,7 @@ class RunDirectory:
         return self.record_of(TrainedRun)
 
     def _up_to_its_end(self, record: TrainerRun) -> dict[str, Any]:
-        """Return what its lines tell of a Trainer's run that could not write its last record."""
+        """Return the figures from the lines of a Trainer's run that could not write its last record."""
         steps = [line for line in self.read_lines("metrics", whole=False) if line["kind"] == "step"]
         times = [line["step_s"] for line in steps if isinstance(line.get("step_s"), int | float)]
         ended = [line["elapsed_s"] for line in steps if isinstance(line.get("elapsed_s"), int | float)]
@@ -199,7 +197,6 @@ class RunDirectory:
         }
 
     def scores(self) -> tuple[Scores, ...]:
-        """Return what `foretrain eval` found of its checkpoints, by step, without files that are no such record."""
         found = []
         for path in sorted((self.path / SCORES).glob("step-*.json")):
             with contextlib.suppress(OSError, ValueError, AttributeError, TypeError, RecursionError):
@@ -208,12 +205,12 @@ class RunDirectory:
 
     @property
     def bits_per_byte(self) -> float | None:
-        """Return that of the text that was evaluated last, by the newest checkpoint that was evaluated on any."""
+        """Return that of the last evaluated text, for the newest checkpoint with one."""
         found = [each for each in self.scores() if each.texts]
         return max(found[-1].texts, key=lambda score: score.at).bits_per_byte if found else None
 
     def keep_scores(self, scores: Scores) -> Path:
-        """Write these beside what was found of the same checkpoint before; return the file. Raises OSError."""
+        """Add these to the checkpoint's earlier scores; return the file. Raises OSError."""
         folder = self.path / SCORES
         refuse_links([folder, folder / ".lock"])
         folder.mkdir(exist_ok=True)
@@ -225,7 +222,7 @@ class RunDirectory:
         return path
 
     def append(self, name: str, record: dict[str, Any]) -> None:
-        """Add a line to metrics.jsonl or events.jsonl. What the disk refuses is written with a later one."""
+        """Add a line to metrics.jsonl or events.jsonl. A line that the disk refuses is written with a later one."""
         waiting = self._waiting.setdefault(name, deque(maxlen=MOST_WAITING))
         waiting.append(json.dumps(record))
         with contextlib.suppress(OSError):  # a log is not worth a run
@@ -236,17 +233,16 @@ class RunDirectory:
 
     @property
     def has_checkpoint(self) -> bool:
-        """Return whether anything was saved that a resume could begin from; what is in it is not looked at."""
         return any(self.checkpoints.glob("step-*"))
 
     def event(self, id: str, /, **values: Any) -> None:
         self.append("events", {"at": now(), "id": id, "values": values})
 
     def read_lines(self, name: str, *, last_bytes: int = 0, whole: bool = True) -> list[dict[str, Any]]:
-        """Return the lines of metrics.jsonl or events.jsonl, or those within its last bytes.
+        """Return the valid lines of metrics.jsonl or events.jsonl, or those within its last bytes.
 
-        Lines that a crash, a hand or that cut has spoilt are left out. `whole`: and lines of metrics.jsonl without all
-        figures that foretrain's own runs have; others have a kind and a step.
+        `whole`: leave out lines of metrics.jsonl that lack a figure of foretrain's own runs; others have a kind and a
+        step.
         """
         path = self.path / f"{name}.jsonl"
         if not path.is_file():
@@ -266,7 +262,7 @@ class RunDirectory:
         return lines
 
     def drop_metrics_from(self, step: int, *, keep_evaluation: bool, whole: bool = True) -> None:
-        """Forget what was logged for steps that a resumed run will do again."""
+        """Remove lines of steps that a resumed run will repeat."""
         kept = [
             line
             for line in self.read_lines("metrics", whole=whole)
@@ -288,8 +284,7 @@ def _numbered(base: Path) -> Iterator[Path]:
 
 
 def base_path(out_dir: str) -> Path:
-    """Return the folder that out_dir names; ~ is the home directory. Raises UserError where a run cannot have its
-    files."""
+    """Return the folder of out_dir; ~ is the home directory. Raises UserError where a run cannot have its files."""
     try:
         path = Path(out_dir).expanduser()
         if path.exists() and not path.is_dir():
@@ -302,12 +297,12 @@ def base_path(out_dir: str) -> Path:
 
 
 def _is_free(path: Path) -> bool:
-    """Return whether it is not there, or an empty folder, or one that a run has only just begun to use."""
+    """Return whether it is missing, empty, or of a run that has only just begun."""
     return not path.exists() or all(entry.name in ("run.lock", NOW) for entry in path.iterdir())
 
 
 def create(out_dir: str) -> RunDirectory:
-    """Make a fresh run directory and hold its lock: `out_dir`, or `out_dir-2`, … where that holds anything already.
+    """Make a fresh run directory and hold its lock: `out_dir`, or `out_dir-2`, … where that holds anything.
 
     Nothing is ever overwritten. Raises UserError where no folder can be made.
     """
@@ -318,7 +313,7 @@ def create(out_dir: str) -> RunDirectory:
                 continue
             path.mkdir(parents=True, exist_ok=True)
             directory.acquire()
-        except UserError:  # another process is making a run here this very moment
+        except UserError:  # another process makes a run here at this moment
             continue
         except OSError as error:
             raise UserError("environment.cannot_write", path=str(path), reason=error.strerror or str(error)) from None
@@ -329,9 +324,8 @@ def create(out_dir: str) -> RunDirectory:
 
 
 def newest_unfinished(out_dir: str, max_iters: int) -> RunDirectory | None:
-    """Return the last run under this name (or name-2, …) with steps still to do, as `--resume auto` means.
-
-    A finished run has some again when max_iters was raised.
+    """Return the last run under this name (or name-2, …) with steps to do, for `--resume auto`; a finished run has some
+    again after max_iters was raised.
     """
     for directory in _runs_of(out_dir):
         try:
@@ -345,7 +339,6 @@ def newest_unfinished(out_dir: str, max_iters: int) -> RunDirectory | None:
 
 
 def newest(out_dir: str) -> RunDirectory | None:
-    """Return the last run under this name (or name-2, …), finished or not."""
     return next(_runs_of(out_dir), None)
 
 
@@ -366,19 +359,19 @@ def _runs_of(out_dir: str) -> Iterator[RunDirectory]:
 
 
 def _refuse_lost(path: Path) -> None:
-    """Raise UserError 'data.lost_record' where a run's record is lost and weights of it are there."""
+    """Raise UserError 'data.lost_record' where weights exist without the run's record."""
     if weights := max(path.glob("checkpoints/step-*/model.safetensors"), default=None):
         raise UserError("data.lost_record", path=str(path), weights=shlex.quote(str(weights)))
 
 
 def find_runs(roots: Iterable[Path]) -> list[RunDirectory]:
-    """Return every run in these directories and the two levels below them, whoever trained it, by path."""
+    """Return every run in these directories and the two levels below them, by path."""
     found = {file.parent for root in roots for depth in ("", "*/", "*/*/") for file in root.glob(depth + RECORD)}
     return [RunDirectory(path) for path in sorted(found)]
 
 
 class Note:
-    """Something that the user should hear of: an id and its values."""
+    """An id and its values, for the user."""
 
     def __init__(self, id: str, /, **values: Any) -> None:
         self.id = id

@@ -1,14 +1,14 @@
 """What a run was and did, whoever trained it: `RunRecord`, which is run.json in the folder of a run. No torch.
 
-    run.json        the record, `"schema": "foretrain.run/1"`; replaced as a whole, at the start and the end, and by
-                    ForetrainCallback at each evaluation and save
-    metrics.jsonl   a line for each step and evaluation, {"kind": "step", "step", …}; null where nobody said it
-    events.jsonl    what happened: {"at", "id", "values"}
-    plan.json       the forecast from before the first step, where there is one
+run.json        the record, `"schema": "foretrain.run/1"`; replaced as a whole, at the start and the end, and by
+                ForetrainCallback at each evaluation and save
+metrics.jsonl   a line for each step and evaluation, {"kind": "step", "step", …}; null where unknown
+events.jsonl    what happened: {"at", "id", "values"}
+plan.json       the forecast from before the first step, where there is one
 
-`foretrain watch` keeps output.log, everything that the command wrote, and samples.jsonl:
-{"elapsed_s", "cpu_s", "rss_bytes", "processes", "cards": [CardSample, …]}, each interval of an hour's run, further
-apart in a longer one. Of several processes of a Trainer only the first one writes, and its figures are of its own card.
+`foretrain watch` adds output.log, the command's whole output, and samples.jsonl: {"elapsed_s", "cpu_s", "rss_bytes",
+"processes", "cards": [CardSample, …]} at intervals that grow beyond an hour. Of a Trainer's processes only the first
+writes, with its own card's figures.
 """
 
 import json
@@ -26,7 +26,7 @@ from foretrain.hardware.catalogue import Dtype, Gpu
 
 SCHEMA = "foretrain.run/1"
 RECORD, PLAN, LOG = "run.json", "plan.json", "output.log"
-CROWDED = 0.1  # of the cores that training wants, taken by others: below that a forecast's range covers it
+CROWDED = 0.1  # of the cores that training wants, used by others: below that a forecast's range covers it
 Source = Literal["trained", "watched", "trainer"]
 Status = Literal["running", "finished", "interrupted", "stopped", "diverged", "failed", "killed"]
 Setting = bool | int | float | str
@@ -42,9 +42,9 @@ class MeasuredPhase(Record):
 
 
 class MeasuredMemory(Record):
-    """Measured memory of a run. `saved_bytes`: what autograd kept for the backward pass of a micro-batch.
+    """Measured memory of a run. `saved_bytes`: what autograd saved of a micro-batch.
 
-    `process_peak_bytes`: the host process's, to be held against `limit_bytes` (memory_limit) where it trains on a CPU.
+    `process_peak_bytes`: the host process's, to compare with `limit_bytes` (memory_limit) on a CPU.
     """
 
     method: str
@@ -62,10 +62,10 @@ class MeasuredMemory(Record):
 
 
 class MachineLoad(Record):
-    """Who used the processor while a run trained on it. The shares are of all usable cores.
+    """Processor use by others while a run trains, as shares of all usable cores.
 
-    `threads`: as many as training wants. `stalls`: steps in which a thread waited long for its turn; `stalled_s`: what
-    they lost.
+    `threads`: as many as training wants. `stalls`: steps in which a thread waited long for its turn; `stalled_s`: their
+    loss.
     """
 
     cores: int
@@ -77,15 +77,15 @@ class MachineLoad(Record):
 
     @property
     def busy(self) -> bool:
-        """Return whether others took so much that measured times say little about a forecast."""
+        """Return whether others use so much that measured times cannot test a forecast."""
         return crowded(self.others_share * self.cores, self.cores, self.threads)
 
 
 class RankFigures(Record):
-    """What one rank of several measured of itself, as of the last evaluation.
+    """One rank's own measurements, as of the last evaluation.
 
-    `evaluated_s`: of its part of that, forward passes only, without a wait for other ranks; with FSDP every pass waits
-    for them. `step_s`: of its steps, in which the ranks wait for each other.
+    `evaluated_s`: of its part of that, forward passes only, without waits for other ranks, except with FSDP, where
+    every pass waits. `step_s`: of its steps, in which the ranks wait for each other.
     """
 
     rank: int
@@ -107,11 +107,11 @@ def crowded(others: float, cores: int, threads: int) -> bool:
 
 
 class RunRecord(Record):
-    """One run, trained by foretrain, watched by it, or a Trainer's with ForetrainCallback; `source` says which.
+    """One run, trained by foretrain, watched by it, or a Trainer's with ForetrainCallback: see `source`.
 
-    `reason`: what ended it, where it did not finish. Losses are means in nats a token; `val_loss` and `last_loss` are
-    the last ones, of evaluations and of training steps. `step_s` and `tokens_per_s` are medians without the first
-    steps; None where nobody knows. What one source alone tells stands in its own class.
+    `reason`: what ended an unfinished run. Losses are mean nats per token; `val_loss` and `last_loss` are the last
+    ones, of evaluations and of training steps. `step_s` and `tokens_per_s` are medians without the first steps; None
+    where unknown. A source's own fields are in its class.
     """
 
     source: Source
@@ -135,24 +135,24 @@ class RunRecord(Record):
 
     @property
     def device_name(self) -> str:
-        """Return the card or processor that did the work; "" where that is not known."""
+        """Return the card or processor that did the work; "" where unknown."""
         return ""
 
     @property
     def steps_asked(self) -> int | None:
-        """Return how many steps it was to do; None where that is not known."""
+        """Return how many steps were asked for; None where unknown."""
         return None
 
     @property
     def reserves(self) -> bool:
-        """Return whether its allocator reserves memory, so that what is reserved counts."""
+        """Return whether its allocator reserves memory, so that reserved bytes count."""
         return False
 
     @property
     def highest_bytes(self) -> int | None:
-        """Return what the allocator reserved at most on a GPU, the process's peak on a CPU.
+        """Return the allocator's reserved peak on a GPU, the process's peak on a CPU.
 
-        The process's own peak counts there besides its phases', since memory can be highest between two of them.
+        The process's own peak counts besides its phases', since memory can be highest between two of them.
         """
         return self._highest(self.memory.phases)
 
@@ -173,10 +173,10 @@ class TrainedRun(RunRecord):
     threads: int | None = None  # of a run on a CPU
     dataset: DatasetInfo
     skipped_checkpoints: tuple[str, ...] = ()  # of the last resume: newer ones that are damaged, and why
-    shrunk_from: int | None = None  # the batch_size that it began with, where memory did not hold that
+    shrunk_from: int | None = None  # the batch_size before memory ran out
     first_val_loss: float | None = None
     mfu: float | None = None
-    data_wait_s: float | None = None  # of a step, waited for batches; a mean without the first three steps
+    data_wait_s: float | None = None  # waiting for batches, per step; a mean without the first three steps
     machine: MachineLoad | None = None  # of a run on a CPU: what other programs used of it
     world: int = 1  # ranks that trained; memory is the first one's
     ranks: tuple[RankFigures, ...] = ()  # of several
@@ -196,12 +196,10 @@ class TrainedRun(RunRecord):
 
     @property
     def highest_bytes(self) -> int | None:
-        """Return that of the rank with most."""
         return self._highest((*self.memory.phases, *self.ranks))
 
     @property
     def world_from(self) -> int:
-        """Return the step from which on `world` ranks trained."""
         return self.worlds[-1][0] if self.worlds else 0
 
     @property
@@ -216,11 +214,11 @@ class TrainedRun(RunRecord):
 
 
 class WatchedCard(Record):
-    """One card over the run. `ours`: what the command's processes held; `others`: the rest that was in use.
+    """One card over the run. `ours`: held by the command's processes; `others`: the rest that was in use.
 
-    `by`: how ours and others were told apart: NVML's list of processes, or, where that says nothing, what was in use
-    beyond what was before the command began. `reasons`: the share of the samples with work on the card in which NVML
-    named each reason for a lower clock. Clock, power and utilisation are means over those samples.
+    `by`: how these were told apart: NVML's list of processes, or else what was in use beyond the level before the
+    command began. `reasons`: the share of the samples with work on the card in which NVML named each reason for a lower
+    clock. Clock, power and utilisation are means over those samples.
     """
 
     index: int
@@ -245,10 +243,10 @@ class WatchedCard(Record):
 class WatchedRun(RunRecord):
     """A command that `foretrain watch` measured. `exit_code` is the command's, 128 + signal where a signal ended it.
 
-    `config` is there where the command names one that can be read as data, as nanoGPT's does. `steps_done`: those that
-    its output told of; `last_step`: the number of the last one. `cpu_s`, `rss_peak_bytes`: of the command and its
-    descendants; pages that processes share count for each. `sampling_s`: time that taking the samples took;
-    `nvml_problem`: the last thing that NVML did not answer.
+    `config` is there where the command names one that can be read as data, as nanoGPT's does. `steps_done`: counted in
+    its output; `last_step`: the number of the last one. `cpu_s`, `rss_peak_bytes`: of the command and its descendants;
+    shared pages count for each. `sampling_s`: time spent on samples; `nvml_problem`: the last thing that NVML did not
+    answer.
     """
 
     source: Source = "watched"
@@ -271,7 +269,7 @@ class WatchedRun(RunRecord):
 
     @property
     def busiest(self) -> WatchedCard | None:
-        """Return the card that the command's processes held most of."""
+        """Return the card on which the command's processes held most."""
         return max(self.cards, key=lambda one: one.ours_peak_bytes or 0, default=None)
 
     @property
@@ -284,7 +282,7 @@ class WatchedRun(RunRecord):
 
     @property
     def highest_bytes(self) -> int | None:
-        """Return what the processes held at most: on the card, else in the computer's memory."""
+        """Return the processes' peak: on the card, else in host memory."""
         return (self.busiest.ours_peak_bytes if self.busiest else None) or self.rss_peak_bytes
 
 
@@ -292,8 +290,8 @@ class TrainerRun(RunRecord):
     """A run of a Trainer with ForetrainCallback.
 
     `kind`: of its device. `settings`: the options as the forecast has them, and the learning rate; `seq_len`: the
-    longest batch that came; `cards`: how many processes train. `step_s` is without the first step of each start,
-    `tokens_per_s` of the same steps with padding; `first_step_s`: of the first step.
+    longest batch; `cards`: how many processes train. `step_s` is without the first step of each start, `tokens_per_s`
+    of the same steps with padding; `first_step_s`: of the first step.
     """
 
     source: Source = "trainer"
@@ -329,7 +327,6 @@ KINDS: dict[Any, type[RunRecord]] = {"trained": TrainedRun, "watched": WatchedRu
 
 
 def folder_of(path: Path) -> Path:
-    """Return the folder of a run, which may be named by its record."""
     return path.parent if path.name == RECORD and not path.is_dir() else path
 
 
@@ -348,7 +345,6 @@ def _kind_of(data: Any) -> type[RunRecord]:
 
 
 def read(folder: Path) -> RunRecord:
-    """Return the record in a folder as it was written. Raises UserError."""
     file = folder / RECORD
     try:
         text = read_text(file)

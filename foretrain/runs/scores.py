@@ -1,4 +1,4 @@
-"""What an evaluation found: bits per byte of texts, and what lm-eval's tasks measure. No torch."""
+"""Results of an evaluation: bits per byte of texts, and lm-eval's tasks. No torch."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ SCHEMA = "foretrain.scores/1"
 
 
 class TextScore(Record):
-    """How well a text was predicted. `loss`: nats a token over `tokens`; `bits_per_byte`: over `size_bytes` of UTF-8.
+    """How well a text was predicted. `loss`: nats per token over `tokens`; `bits_per_byte`: over `size_bytes` of UTF-8.
 
-    `standard_error`: of bits_per_byte, from how much windows differ; None of a single window. Each token has at least
-    `context_tokens - stride_tokens` tokens before it, but for those of the first window. `whole`: all of it was scored.
+    `standard_error`: of bits_per_byte, from the differences of windows; None of a single one. Each token has at least
+    `context_tokens - stride_tokens` tokens before it, except in the first window. `whole`: all of it was scored.
     """
 
     text: str
@@ -33,15 +33,15 @@ class TextScore(Record):
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Return what makes it the same measurement; another checkpoint's has another result."""
+        """Return what identifies the measurement; another checkpoint's has another result."""
         return self.sha256, self.tokens, self.context_tokens, self.stride_tokens
 
 
 class TaskScore(Record):
     """One metric of one of lm-eval's tasks, as it names it. `shots`: examples before each question.
 
-    `documents` of `documents_in_all` were asked. `through`: what lm-eval ran: the "model" of a run,
-    or a "folder" of Hugging Face's.
+    `documents` of `documents_in_all` were asked. `through`: what lm-eval ran: the "model" of a run, or a "folder" of
+    Hugging Face's.
     """
 
     task: str
@@ -62,12 +62,11 @@ class TaskScore(Record):
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Return what makes it the same measurement; another checkpoint's has another result."""
         return self.task, self.metric, self.filter, self.shots, self.documents, self.version
 
 
 class Scores(Record):
-    """All that was measured of one checkpoint. `weights_sha256`: over the checksums of its weights."""
+    """All measurements of one checkpoint. `weights_sha256`: over the checksums of its weights."""
 
     checkpoint: str
     step: int
@@ -76,8 +75,9 @@ class Scores(Record):
     tasks: tuple[TaskScore, ...] = ()
 
     def with_more(self, more: Scores) -> Scores:
-        """Add more of the same checkpoint. A repeated measurement has its new result; where the weights are others, as
-        after a resume that repeated the step, only `more` stay."""
+        """Add more of the same checkpoint; repeated measurements are replaced. Where the weights are others, as after a
+        resume that repeated the step, only `more` stay.
+        """
         if more.weights_sha256 != self.weights_sha256:
             return more
         texts = {score.key: score for score in (*self.texts, *more.texts)}
@@ -86,8 +86,9 @@ class Scores(Record):
 
 
 class Evaluation(Record):
-    """What one `foretrain eval` found. `checkpoint`, `step`: None of a Hugging Face folder. `kept_in`: the file beside
-    the run; None where nothing is kept. `skipped`: newer checkpoints that are damaged, and why."""
+    """Result of one `foretrain eval`. `checkpoint`, `step`: None of a Hugging Face folder. `kept_in`: the file beside
+    the run; None where nothing is stored. `skipped`: newer checkpoints that are damaged, and why.
+    """
 
     source: str
     checkpoint: str | None

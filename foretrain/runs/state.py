@@ -1,4 +1,4 @@
-"""What a run's folder says of itself: its label, and where the run stands."""
+"""A run's label, and where the run stands."""
 
 import contextlib
 import json
@@ -16,8 +16,8 @@ from foretrain.base.files import not_written, read_text, replace, replace_text
 from foretrain.base.process_memory import system
 from foretrain.base.records import Record
 
-# A label is the user's words about a run and no part of it: neither a resume nor a comparison of settings reads it. It
-# may be anything, so whoever shows it makes it printable.
+# A label is the user's words about a run: neither a resume nor a comparison of settings reads it. It may be anything,
+# so a view makes it printable.
 
 LABEL_FILE = "label.json"
 LABEL_SCHEMA = "foretrain.label/1"
@@ -27,8 +27,6 @@ Tag = Annotated[str, Field(min_length=1, max_length=MOST_TAG)]
 
 
 class Label(Record):
-    """What a user says of a run; empty where nothing is said."""
-
     name: str = Field(default="", max_length=MOST_NAME)
     note: str = Field(default="", max_length=MOST_NOTE)
     tags: tuple[Tag, ...] = Field(default=(), max_length=MOST_TAGS)
@@ -41,7 +39,7 @@ class Label(Record):
         return " ".join(self.name.split())
 
     def with_more(self, other: "Label") -> "Label":
-        """Add what the other says. Raises UserError where that are too many tags."""
+        """Add the other's. Raises UserError where these are too many tags."""
         return changed(self, name=other.name or None, note=other.note or None, tags=other.tags)
 
 
@@ -57,7 +55,7 @@ def read_label(folder: Path) -> Label:
 
 
 def write(folder: Path, label: Label) -> None:
-    """Keep the label; an empty one is no file. Raises UserError where it cannot be written."""
+    """Write the label; an empty one removes the file. Raises UserError where it cannot be written."""
     file = folder / LABEL_FILE
     try:
         if label:
@@ -78,7 +76,7 @@ def changed(
     tags: Iterable[str] = (),
     without: Iterable[str] = (),
 ) -> Label:
-    """Return the label with another name or note, with more tags and without some; None leaves as it is, "" takes away.
+    """Return the label with these changes; None leaves as it is, "" removes.
 
     Raises UserError where something is too long, or there are too many tags.
     """
@@ -98,23 +96,22 @@ def changed(
     )
 
 
-# now.json is there for whoever looks (`foretrain top`, the page): nothing of the run depends on it. So it is not
-# synced, what the disk refuses is left out, and it is removed when the run lets go of its folder. A run that was killed
-# leaves it behind; its process then tells that nobody is there any more.
+# now.json is for `foretrain top` and the page; nothing of the run depends on it. So it is not synced, disk errors are
+# ignored, and it goes with the lock. A killed run leaves it behind; its process then tells that it has ended.
 
 NOW_FILE = "now.json"
 NOW_SCHEMA = "foretrain.now/1"
-SHORT_S = 0.1  # a phase that was over as quickly is not worth a write the next time
+SHORT_S = 0.1  # a phase that was so short is not worth a write the next time
 _SAME_START_S = 2.0  # the system counts a process's start in ticks since its own
 _MOST_NOW_BYTES = 4096
 Phase = Literal["starting", "compiling", "training", "evaluating", "saving", "running"]
 
 
 class Now(Record):
-    """A run at one moment. `running`: of a program that says no more.
+    """A run at one moment. `running`: of a program that reports no more.
 
-    `since_s`: Unix time at which the phase began; `process_began_s`: the same of the process, since process numbers are
-    used again; `numbers`: within which they count, a boot of a kernel and a container on it.
+    `since_s`: Unix time at which the phase began; `process_began_s`: the process's start, since process numbers are
+    reused; `numbers`: where these numbers are valid, a boot of a kernel and a container on it.
     """
 
     phase: Phase
@@ -127,7 +124,7 @@ class Now(Record):
 
 
 class Teller:
-    """Writes now.json whenever a run's phase changes. `folder`: asked for at the first word."""
+    """Writes now.json whenever a run's phase changes. `folder`: called at the first write."""
 
     def __init__(self, folder: Callable[[], Path], clock: Callable[[], float] = time.time) -> None:
         self._folder, self._clock = folder, clock
@@ -136,7 +133,7 @@ class Teller:
         self._short: set[str] = set()
 
     def tell(self, phase: Phase, step: int = 0, pid: int | None = None) -> None:
-        """Say that the run is in this phase from now on. `pid`: of the process that does it, by default this one."""
+        """Write that the run is in this phase. `pid`: of the process that does it, by default this one."""
         if phase == self._phase:
             return
         now_s = self._clock()
@@ -164,7 +161,7 @@ class Teller:
 
 
 def read_now(folder: Path) -> Now | None:
-    """Return what a run said last; None where it says nothing that can be read."""
+    """Return a run's last phase; None without a readable one."""
     try:
         return Now.from_json(read_text(folder / NOW_FILE, _MOST_NOW_BYTES))
     except (OSError, ValueError, TypeError, RecursionError):
@@ -172,12 +169,12 @@ def read_now(folder: Path) -> Now | None:
 
 
 def is_here(now: Now) -> bool:
-    """Return whether the process is one of those that can be seen from here."""
+    """Return whether the process is visible from here."""
     return now.host == socket.gethostname() and now.numbers == _numbers()
 
 
 def lives(now: Now) -> bool | None:
-    """Return whether the process that said this is still there; None where that cannot be told from here."""
+    """Return whether the process still runs; None where that cannot be told from here."""
     if not is_here(now):
         return None
     began_s = _began_s(now.pid)
@@ -185,7 +182,6 @@ def lives(now: Now) -> bool | None:
 
 
 def seconds_since(now: Now) -> float:
-    """Return how long the phase has lasted, by this machine's clock."""
     return time.time() - now.since_s
 
 
@@ -197,7 +193,7 @@ def _began_s(pid: int) -> float | None:
 
 
 def _numbers() -> str:
-    """Return within which process numbers count; "" where the system has no name for it."""
+    """Return where process numbers are valid; "" where the system has no name for it."""
     found = []
     with contextlib.suppress(OSError):
         found.append(Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip())

@@ -1,4 +1,4 @@
-"""`read_log`: what a training log says, line by line and in little memory; of which programs, says formats/."""
+"""`read_log`: a training log, read line by line in little memory; the programs are in formats/."""
 
 import errno
 import io
@@ -31,10 +31,10 @@ from foretrain.runs.formats.log_format import (
     pattern,
 )
 
-EVALUATED, SAVED = 1, 2  # what happened inside the time of a step; nanoGPT alone times it with the step
-MAX_STEPS = 2_000_000  # steps that are weighed; later ones are counted only, so that memory stays bounded
+EVALUATED, SAVED = 1, 2  # inside the time of a step; only nanoGPT times it with the step
+MAX_STEPS = 2_000_000  # steps that are stored; later ones are only counted, so that memory stays bounded
 _MAX_LINE = 4096  # a longer line is read in pieces
-_MOST_OF_A_LINE = 2**18  # characters; what a still longer one goes on with is passed over
+_MOST_OF_A_LINE = 2**18  # characters; the rest of a longer one is skipped
 MAX_CHARS, MAX_LINE_CHARS = 2**33, 2**29  # of a whole log, of one line: a pipe may have no end
 
 _EVALUATION = pattern(
@@ -42,16 +42,16 @@ _EVALUATION = pattern(
     rf"\bval(?:idation)?\s+(?:loss:?|bpb:)\s*(?P<val>{NUMBER})",
 )
 _SAVING = pattern(r"\bsaving checkpoint to\b")
-_RANK = pattern(r"^\s*\[(?:rank|default)?(\d{1,5})\]")  # what torchrun and its --tee put before a line
+_RANK = pattern(r"^\s*\[(?:rank|default)?(\d{1,5})\]")  # torchrun and its --tee put it before a line
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
-# What nanoGPT's configurator.py prints: a config file as it is, and each option of the command line.
+# nanoGPT's configurator.py prints a config file as it is, and each option of the command line.
 _CONFIG_FILE = re.compile(r"\bOverriding config with .{1,300}:\s*$")
 _OVERRIDE = re.compile(r"\bOverriding: (\w{1,40}) = (.{1,80})$")
 _ASSIGNMENT = re.compile(r"^([a-z]\w{0,39})\s*=\s*(\S.{0,199})$")
 _MOST_SETTINGS = 500
 
 
-# What a log says of its run before the first step. Each pattern has a group for each field.
+# What a log tells of its run before the first step. Each pattern has a group for each field.
 def _tensors(which: str) -> re.Pattern[str]:
     groups = rf"(?P<{which}ed_tensors>\d{{1,9}}),\s*with\s*(?P<{which}ed_params>[\d,]{{1,20}}) parameters"
     return pattern(rf"num {'non-' if which == 'undecay' else ''}decayed parameter tensors:\s*{groups}")
@@ -80,12 +80,12 @@ _ALL_HEADERS = _HEADERS + tuple(dict.fromkeys(header for format in FORMATS.value
 
 
 class LogHeader(Record):
-    """What the log says of its run; None where it does not. `n_params_millions` is nanoGPT's two decimals.
+    """The log's figures of its run; None where absent. `n_params_millions` is nanoGPT's two decimals.
 
-    `settings`: the config file and the options that nanoGPT prints, the later ones over the earlier. Peaks of memory
-    are the highest that was printed: held by tensors (allocated), in use at once (active), kept by the allocator
-    (reserved), in use on the card by everybody (device). `run_s`: the whole training, with evaluations, of `run_steps`.
-    `read_as`: what was taken for what, of a program that is not known.
+    `settings`: the config file and the options that nanoGPT prints, the later ones over the earlier. Memory peaks are
+    the highest printed: held by tensors (allocated), in use at once (active), held by the allocator (reserved), in use
+    on the card by all (device). `run_s`: the whole training, with evaluations, of `run_steps`. `read_as`: the
+    interpretation of an unknown program's log.
     """
 
     tokens_per_step: int | None = None
@@ -110,7 +110,9 @@ class LogHeader(Record):
 
 
 class Evaluation(Record):
-    """One evaluation, at `step` or after it. `val_loss`: nats a token, of nanochat bits a byte; None: not finite."""
+    """One evaluation, at `step` or after it. `val_loss`: nats per token, of nanochat bits per byte; None: not
+    finite.
+    """
 
     step: int
     val_loss: float | None
@@ -118,9 +120,9 @@ class Evaluation(Record):
 
 @dataclass
 class Steps:
-    """The steps as columns, a number of bytes each. NaN: not printed, or not possible. `starts`: of each segment.
+    """The steps as columns, a few bytes each. NaN: not printed, or impossible. `starts`: of each segment.
 
-    `lost`: 1 where a loss was printed that is no number.
+    `lost`: 1 where a printed loss is not a number.
     """
 
     number: "array[int]" = field(default_factory=lambda: array("q"))
@@ -137,17 +139,16 @@ class Steps:
         return len(self.number)
 
     def segments(self) -> list[range]:
-        """Return the indices of each segment: a run that was resumed, or started over, counts from a lower number
-        again."""
+        """Return the indices of each segment: a resumed or restarted run counts from a lower number."""
         ends = [*self.starts[1:], len(self)]
         return [range(start, end) for start, end in zip(self.starts, ends, strict=True)]
 
 
 @dataclass(frozen=True)
 class TrainingLog:
-    """A log that was read. `bad_times`: steps whose time cannot be; `uncounted`: steps beyond MAX_STEPS.
+    """A log that was read. `bad_times`: steps whose time is impossible; `uncounted`: steps beyond MAX_STEPS.
 
-    `unnumbered`: the log says no step's number, and its lines were counted.
+    `unnumbered`: the log has no step numbers, and its lines were counted.
     """
 
     format: str
@@ -182,7 +183,7 @@ def _header_value(name: str, text: str) -> float | int | None:
 
 
 class Reader:
-    """Takes lines, one after the other; `steps` and `evaluations` are what was found so far."""
+    """Takes lines one by one; `steps` and `evaluations` are what was found so far."""
 
     def __init__(self, fallback: LogFormat | None = None) -> None:
         formats = [fallback] if fallback else [format for format in FORMATS.values() if not format.fallback]
@@ -217,7 +218,7 @@ class Reader:
             if rank[1] != self.rank:
                 self.repeated += 1
                 return
-        # A line may hold several where processes write into each other; what is found keeps its order.
+        # A line may hold several where processes write into each other; readings keep its order.
         found = self._readings(line)
         for other in self.others:
             other.line(line)
@@ -278,7 +279,7 @@ class Reader:
     def _evaluation(self, reading: Reading) -> None:
         step = reading.step
         if step is not None and self.evaluations and self.evaluations[-1].step == step and step in self.happened:
-            return  # another process says it too
+            return  # another process prints it too
         self.happened[step] = self.happened.get(step, 0) | EVALUATED
         if len(self.evaluations) < MAX_STEPS:
             loss = reading.val_loss
@@ -293,7 +294,7 @@ class Reader:
     def _other(self, line: str) -> None:
         lower = line.lower()
         if "saving checkpoint to" in lower and _SAVING.search(line):
-            last = next(reversed(self.happened), None)  # nanoGPT saves right after it evaluated
+            last = next(reversed(self.happened), None)  # nanoGPT saves right after an evaluation
             self.happened[last] = self.happened.get(last, 0) | SAVED
         for word, header in self.headers:
             match = header.search(line) if word in lower else None
@@ -303,7 +304,7 @@ class Reader:
             self._setting(line.rstrip())
 
     def _setting(self, line: str) -> None:
-        """Take what a line says of the config: an option, or a line of the file that is being printed."""
+        """Read an option of the config, or a line of the config file that is being printed."""
         override = _OVERRIDE.search(line)
         if override:
             self._set(override[1], override[2].strip())
@@ -313,7 +314,7 @@ class Reader:
             self._set(found[1], found[2])
 
     def _set(self, key: str, text: str) -> None:
-        if len(self.steps) and not self.restarted:  # a run that was started again says its config again
+        if len(self.steps) and not self.restarted:  # a restarted run prints its config again
             self.restarted = True
             self.settings.clear()
         if len(self.settings) < _MOST_SETTINGS or key in self.settings:
@@ -347,7 +348,7 @@ class Reader:
 
     def done(self) -> TrainingLog | None:
         if self.format is None or self.lines is None or not len(self.steps):
-            # Of evaluations, of unknown lines: what tells most steps; of a progress bar: where neither does.
+            # Of unknown lines with evaluations the longest reading; a progress bar where neither has any.
             logs = [
                 log for other in self.others if (log := other.done()) and len(log.steps) > (log.format == "unknown")
             ]
@@ -361,7 +362,7 @@ class Reader:
         )  # fmt: skip
 
     def _corrected(self, lines: LineReader) -> Steps:
-        """Return the steps with what only the whole log tells of numbers and times; evaluations move with them."""
+        """Return the steps with numbers and times that only the whole log tells; evaluations move with them."""
         numbers, times_s = lines.finish()
         steps = self.steps
         if numbers is None or len(numbers) != len(steps):
@@ -393,7 +394,6 @@ def _append(steps: Steps, step: int, reading: Reading, happened: int) -> None:
 
 
 def _evaluation(match: re.Match[str]) -> Reading:
-    """Read an evaluation as nanoGPT and its relatives print it."""
     step = int(match["step"]) if match["step"] else None
     loss = number(match["val"], grouped_thousands=False)
     return Reading(match.start(), step, evaluated=True, val_loss=loss)
@@ -419,9 +419,9 @@ def parse_log(lines: Iterable[str], name: str = "log") -> TrainingLog:
 
 
 def _lines(stream: BinaryIO) -> Iterator[str]:
-    """Yield lines of text, whatever ends them (a progress bar ends them with \\r), in pieces of a bounded length."""
+    """Yield lines of text in pieces of a bounded length, whatever ends them (a progress bar: \r)."""
     head = stream.peek(4)[:4] if isinstance(stream, io.BufferedReader) else b""
-    # What PowerShell writes with > is UTF-16.
+    # PowerShell's > writes UTF-16.
     encoding = "utf-16" if head[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
     with io.TextIOWrapper(stream, encoding=encoding, errors="replace", newline=None) as text:
         total = of_line = 0
@@ -448,7 +448,7 @@ def read_log(path: Path) -> TrainingLog:
 
 
 def read_stream(stream: BinaryIO, name: str) -> TrainingLog:
-    """Read the log that comes through a pipe. Raises UserError for what is not one, or has no end."""
+    """Read a log from a pipe. Raises UserError for what is not one, or has no end."""
     try:
         return parse_log(_lines(stream), name)
     except OSError as error:

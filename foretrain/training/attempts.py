@@ -1,13 +1,13 @@
-"""Steps and evaluations, tried: what memory or the compiler refuses is taken back and done again another way.
+"""Attempted steps and evaluations: what memory or the compiler refuses is undone and repeated another way.
 
-Out of memory. Up to the last backward pass only gradients and the generator of dropout have changed, so the step can be
-done again with a smaller micro-batch: the same rows in the same order, cut differently. From the optimizer on weights
-may have changed, so a failure there ends the run. What an exception holds (its frames, and with them every activation)
-has to be gone before memory is freed, so nothing is done inside an `except` block.
+Out of memory. Until the last backward pass only gradients and dropout's generator have changed, so the step can be
+repeated with a smaller micro-batch: the same rows in the same order, cut differently. From the optimizer on weights may
+have changed, so a failure there ends the run. An exception's frames hold every activation and must be gone before
+memory is freed, so nothing is done inside an `except` block.
 
-Not compiled. Compilation comes with the first call of each size, its backward half with the first backward pass, so it
-may fail in the middle of a step: for want of memory, of shared memory on the card (Triton's OutOfResources), of a
-compiler that works, of a place on the disk. The model then trains uncompiled: slower, and the same to rounding.
+Not compiled. Each size is compiled at its first call, its backward half at the first backward pass, so it may fail in
+the middle of a step: for want of memory, of shared memory on the card (Triton's OutOfResources), of a working compiler,
+of disk space. The model then trains uncompiled: slower, and the same to rounding.
 """
 
 import contextlib
@@ -31,15 +31,15 @@ from foretrain.hardware import accelerator
 from foretrain.model.step import StepResult, TrainState
 from foretrain.training.device import give_back
 
-# What PyTorch, CUDA's libraries and the system say; torch.OutOfMemoryError is known by its type.
+# Messages of PyTorch, CUDA's libraries and the system; torch.OutOfMemoryError is known by its type.
 _MESSAGES = (
     "CUDA out of memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED", "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
     "CUSOLVER_STATUS_ALLOC_FAILED", "cudaErrorMemoryAllocation", "DefaultCPUAllocator: can't allocate memory",
     "DefaultCPUAllocator: not enough memory", "MPS backend out of memory", "Triton Error [CUDA]: out of memory",
-    "Cuda failure 'out of memory'", "Cuda failure 2 'out of memory'",  # as NCCL says it
+    "Cuda failure 'out of memory'", "Cuda failure 2 'out of memory'",  # NCCL's
 )  # fmt: skip
-_FROM = ("torch._dynamo.", "torch._inductor.", "triton.")  # where the classes of such errors are
+_FROM = ("torch._dynamo.", "torch._inductor.", "triton.")  # modules of such errors' classes
 
 Failure = Literal["micro_step", "optimizer", "stopped", "sent"]
 
@@ -52,7 +52,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @dataclass(frozen=True)
 class NotCompiled:
-    """`sent`: what other ranks wait for, or has changed weights, cannot be done again."""
+    """`sent`: other ranks wait for it, or weights have changed, so it cannot be repeated."""
 
     reason: str
     sent: bool = False
@@ -76,7 +76,7 @@ Sum = tuple[float, float] | None | Failed  # losses and their weights
 
 @dataclass(frozen=True)
 class Generators:
-    """The state of PyTorch's generators, from which dropout draws, on the host and on the run's GPU."""
+    """The state of PyTorch's generators, which dropout uses, on the host and on the run's GPU."""
 
     cpu: torch.Tensor
     own: dict[str, torch.Tensor]  # by the kind of device
@@ -91,11 +91,11 @@ class Generators:
 
 
 class _Stopped(Exception):
-    """A stop was asked for between two micro-steps."""
+    pass
 
 
 class _Watched:
-    """Batches that remember whether the step has asked for more than there are: then its micro-steps are done."""
+    """Batches that note when the step asks for one too many: then its micro-steps are done."""
 
     def __init__(self, batches: Iterable[Batch], stopping: Callable[[], bool]) -> None:
         self.batches, self.stopping = batches, stopping
@@ -124,11 +124,11 @@ def attempt(
     failed: Callable[[BaseException, int], None] = lambda error, begun: None,
     stopping: Callable[[], bool] = lambda: False,
 ) -> StepResult | Failure | NotCompiled:  # fmt: skip
-    """Do one optimizer step, or return why there is none: after all but 'optimizer' and 'sent' all is as before it.
+    """Do one optimizer step, or return why not: after all but 'optimizer' and 'sent' everything is as before it.
 
-    'micro_step', 'optimizer': where memory ran out. 'sent': in a micro-step, and other ranks have gradients of it, or
-    wait for what does not come. 'stopped': `stopping` said so between two micro-steps. `failed` is told of a lack of
-    memory: the exception, which it must not keep, and how many micro-steps had begun.
+    'micro_step', 'optimizer': where memory ran out. 'sent': in a micro-step of which other ranks have gradients, or for
+    which they wait. 'stopped': by `stopping`, between two micro-steps. `failed` gets the out-of-memory exception, which
+    it must not hold, and the number of begun micro-steps.
     """
     generators, watched = Generators.now(state.device), _Watched(batches, stopping)
     outcome: Failure | NotCompiled = "micro_step"
@@ -160,25 +160,24 @@ def attempt(
 
 
 def use_split(state: TrainState, config: RunConfig, *, compiled: bool) -> None:
-    """Let a state carry out its steps as `config` says, and drop what was compiled for other sizes."""
+    """Use the split of `config`, and drop what was compiled for other sizes."""
     state.config = config
-    if compiled:  # each size is compiled for itself, and Dynamo keeps eight of them at most
+    if compiled:  # Dynamo keeps at most eight sizes
         torch.compiler.reset()
         free_memory(state.device)
 
 
 def go_eager(state: TrainState) -> None:
-    """Run uncompiled from here on, in the memory of a run that never was compiled."""
     state.model.stay_eager()
     state.call = state.parallel.call if state.parallel else state.model
     remove_frame_hook()
 
 
 def remove_frame_hook() -> None:
-    """Take Dynamo's hook out of the interpreter, where a compiler that failed leaves it.
+    """Remove Dynamo's hook from the interpreter, where a failed compiler leaves it.
 
     Neither torch._dynamo.reset nor set_eval_frame(None) does. With a hook (PEP 523) Python inlines no calls: a caller
-    keeps what it passes until the call returns, so that a step takes more memory than planned.
+    holds its arguments until the call returns, so that a step takes more memory than planned.
     """
     with contextlib.suppress(AttributeError):  # another Python, without this interface
         python = ctypes.pythonapi
@@ -233,25 +232,25 @@ def _sum(
     return float(total), weight
 
 
-# After any error of a card but a lack of memory its context is gone: every further call to it fails or hangs, so none
-# is made. Only a new process can use the card again.
+# After any error of a card but out-of-memory its context is gone: every further call fails or hangs, so none is made.
+# Only a new process can use the card again.
 
 CARD_FAILED = "environment.card_failed"
 SMALLER_AT_RESUME = ("memory.optimizer_step", "memory.others_wait")  # the record has a smaller micro-batch then
-# What CUDA and its libraries say when a context is lost, where the error's type does not tell.
+# Messages of CUDA and its libraries about a lost context, where the error's type does not tell.
 _LOST = (
     "CUDA error:", "CUDA driver error:", "CUBLAS_STATUS_EXECUTION_FAILED", "CUDNN_STATUS_EXECUTION_FAILED",
     "device-side assert triggered", "Cuda failure",
 )  # fmt: skip
 
 
-# What PyTorch says of an operator that it lacks on Apple's GPUs.
+# PyTorch's message about an operator that it lacks on Apple's GPUs.
 _LACKING = re.compile(r"operator '([\w:.]+)' is not (?:currently )?implemented for the MPS device")
 
 
 @dataclass(frozen=True)
 class Ending:
-    """`error`: what is to be raised, which is the exception itself where there is no better sentence."""
+    """`error`: to be raised; the exception itself where there is no better sentence."""
 
     status: Literal["diverged", "failed"]
     reason: str
@@ -283,12 +282,12 @@ def ending_of(error: BaseException, path: Path, step: int, out_of_memory: Callab
 
 
 def end_process(error: UserError) -> None:
-    """Say why and end, from whatever thread: what is half done is not saved, and checkpoints are whole anyway."""
+    """Print why and end, from any thread: what is half done is not saved, and checkpoints are whole anyway."""
     with contextlib.suppress(OSError):
         os.write(2, f"\nerror: {error}\n".encode())
     os._exit(int(error.exit_code))
 
 
 def end_quietly(error: UserError) -> None:
-    """End as `end_process` does, for a rank whose sentence another one says."""
+    """End like `end_process`, for a rank whose sentence another one prints."""
     os._exit(int(error.exit_code))

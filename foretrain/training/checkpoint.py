@@ -1,10 +1,10 @@
 """Checkpoints: a directory of safetensors and JSON with a manifest of SHA-256 digests. Never pickle.
 
-A checkpoint is staged beside its place, synced, and renamed, so that it is there as a whole or not at all. Loading
-verifies every digest first and falls back to the one before. Only complete checkpoints count in retention.
+A checkpoint is staged beside its place, synced, and renamed, so it is there as a whole or not at all. Loading verifies
+every checksum first and falls back to the one before. Only complete checkpoints count in retention.
 
-Each rank writes its rows in files of its own; the first, when it has heard the digests of all, writes the manifest and
-renames. Any number of ranks reads what any other number has written.
+Each rank writes its rows in files of its own; the first collects all checksums, writes the manifest and renames. Any
+number of ranks reads what any other number has written.
 """
 
 import contextlib
@@ -41,9 +41,9 @@ MOST_RANKS = 10_000  # whose manifest can still be read (base/files.py)
 class Progress(Record):
     """Where a run stands. `evaluated`: the evaluation of `step` is already in the metrics.
 
-    `skipped`: recent steps that were passed over as not finite; `overflows`: float16's in a row. `last_spike`: the step
-    whose loss was reported to leap. `dropout_by_number`: dropout draws by the number of the micro-batch
-    (training/ranks.py), as with several ranks; else it draws on from where the generators are.
+    `skipped`: recent steps that were not finite; `overflows`: float16's in a row. `last_spike`: the last reported loss
+    spike. `dropout_by_number`: dropout's seed is the number of the micro-batch (training/ranks.py), as with several
+    ranks; else the generators run on.
     """
 
     step: int
@@ -64,7 +64,7 @@ class Progress(Record):
 
 @dataclass(frozen=True)
 class Loaded:
-    """A checkpoint that was put into a state, and those newer ones that could not be, with the reason."""
+    """A checkpoint that was loaded, and newer ones that could not be, with the reason."""
 
     progress: Progress
     path: Path
@@ -73,7 +73,6 @@ class Loaded:
 
 
 def path_of(folder: Path, step: int) -> Path:
-    """Return the path of a checkpoint; names sort as numbers do."""
     return folder / f"step-{step:010d}"
 
 
@@ -91,7 +90,7 @@ def kept_in(folder: Path) -> str:
 
 
 def check_shared(folder: Path, peers: Peers) -> None:
-    """Raise UserError on all ranks where one does not see the first one's files, or they cannot be written."""
+    """Raise UserError on all ranks where one does not see the first one's files, or cannot write."""
     mark = folder / f".staging-shared-{os.getpid()}"  # swept, should it be left
 
     def make() -> str:
@@ -121,7 +120,6 @@ def _not_shared(folder: Path, rank: int, host: str) -> UserError:
 
 
 def save(folder: Path, state: TrainState, progress: Progress, peers: Peers = ALONE) -> Path:
-    """Commit a checkpoint of this state as it is now. Raises as `commit` does."""
     return commit(folder, live(state), progress, peers)
 
 
@@ -138,9 +136,9 @@ def commit(folder: Path, snapshot: Snapshot, progress: Progress, peers: Peers = 
             peers.only_first(lambda: _make_staging(folder, staging))
             written = peers.agree(lambda: _write(staging, snapshot, progress.step, peers))
             peers.only_first(lambda: _finish(staging, final, snapshot, progress, written))
-    except UserError:  # which all ranks have heard, so none of them is writing any more
+    except UserError:  # all ranks have heard it, so none of them is writing any more
         if peers.first:
-            with contextlib.suppress(OSError):  # gives the old one its name back, where that was taken already
+            with contextlib.suppress(OSError):  # restores the old one's name, where that was taken already
                 sweep(folder)
         raise
     return final
@@ -174,7 +172,7 @@ def _make_staging(folder: Path, staging: Path) -> None:
     durable.make_folder(staging)
 
 
-Manifest = dict[str, dict[str, Any]]  # of each file its size_bytes, and the sha256 of what was meant to be in it
+Manifest = dict[str, dict[str, Any]]  # of each file its size_bytes, and the sha256 of its intended content
 
 
 def _write(staging: Path, snapshot: Snapshot, step: int, peers: Peers) -> Manifest:
@@ -202,9 +200,7 @@ def _finish(staging: Path, final: Path, snapshot: Snapshot, progress: Progress, 
     durable.write(staging / MANIFEST, [text.encode()])
     durable.sync_folder(staging)
     folder, old = final.parent, final.with_name(f".old-{final.name}")
-    if (
-        final.exists() or final.is_symlink()
-    ):  # the same step again: the old one keeps another name until the new one has this one
+    if final.exists() or final.is_symlink():  # the same step again: the old one keeps another name until then
         durable.remove_folder(old)
         durable.rename(final, old)
     durable.rename(staging, final)
@@ -223,14 +219,13 @@ def _remove(path: Path) -> None:
 def retain(
     folder: Path, keep: int, best_step: int | None, verified: Set[int] = frozenset(), peers: Peers = ALONE
 ) -> set[int]:
-    """Keep the newest `keep` checkpoints whose digests are right, and the best one; remove what is older.
+    """Keep the newest `keep` intact checkpoints, and the best one; remove what is older. Return the intact steps.
 
-    A damaged one counts for nothing. `verified`: steps known to be right; the others are read, by several ranks
-    together. Returns the steps that are right.
+    `verified`: steps known to be intact; the others are read, by several ranks together.
     """
     right: set[int] = set()
     older: list[int] = []
-    steps, known = peers.agree(lambda: [steps_in(folder), sorted(verified)])[0]  # all go by what the first one knows
+    steps, known = peers.agree(lambda: [steps_in(folder), sorted(verified)])[0]  # all follow the first one
     for step in reversed(steps):
         if len(right) < keep or step == best_step:
             if step in known or problem_of(path_of(folder, step), peers) is None:
@@ -245,7 +240,7 @@ def retain(
 
 
 def sweep(folder: Path) -> None:
-    """Remove what a killed process left half-done; a checkpoint that lost its name to a new one gets it back."""
+    """Remove a killed process's leftovers; a checkpoint that lost its name to a new one gets it back."""
     if folder.is_symlink():  # it is another run's, or nobody's
         return
     for old in folder.glob(".old-*"):
@@ -253,7 +248,7 @@ def sweep(folder: Path) -> None:
         if final.exists():
             durable.remove_folder(old)
         else:
-            durable.remove_folder(final)  # a link that leads nowhere
+            durable.remove_folder(final)  # a dangling link
             durable.rename(old, final)
     for pattern in (".staging-*", ".trash-*"):
         for path in folder.glob(pattern):
@@ -261,7 +256,9 @@ def sweep(folder: Path) -> None:
 
 
 def problem_of(path: Path, peers: Peers = ALONE) -> str | None:
-    """Return why a checkpoint cannot be trusted; None where every digest is right. Several ranks share the reading."""
+    """Return why a checkpoint cannot be trusted; None where every checksum is right. Several ranks share the
+    reading.
+    """
     return next((each for each in peers.agree(lambda: _problem_of(path, peers)) if each), None)
 
 
@@ -315,7 +312,7 @@ def files_of(path: Path, kind: str) -> list[str]:
 
 @contextlib.contextmanager
 def tensors_in(path: Path, kind: str) -> Iterator[dict[str, Split]]:
-    """Yield its weights ('model') or its moments ('optimizer') by name, whichever number of ranks wrote them."""
+    """Yield its weights ('model') or its moments ('optimizer') by name, whatever number of ranks wrote them."""
     with opened(path / name for name in files_of(path, kind)) as found:
         yield found
 
@@ -329,9 +326,9 @@ def read_progress(path: Path) -> Progress:
 
 
 def newest_valid(folder: Path, peers: Peers = ALONE) -> tuple[Path | None, tuple[tuple[str, str], ...]]:
-    """Return the newest checkpoint whose digests are right, and the newer ones that were passed over.
+    """Return the newest intact checkpoint, and the damaged newer ones.
 
-    Raises UserError when there are checkpoints and none is valid: a run never silently starts over; and
+    Raises UserError when there are checkpoints and none is intact: a run never silently starts over; and
     'environment.not_shared' where one rank does not see the same ones.
     """
     skipped: list[tuple[str, str]] = []
@@ -407,7 +404,7 @@ def load(
     compatible: Callable[[Progress], None] = lambda progress: None,
     peers: Peers = ALONE,
 ) -> Loaded | None:
-    """Put the newest valid checkpoint into `state`: weights, moments, scaler and RNG. None when there is none.
+    """Put the newest intact checkpoint into `state`: weights, moments, scaler and RNG. None when there is none.
 
     `compatible` may raise where it belongs to other data or another config. Every rank calls it, and all raise the
     same.
@@ -432,7 +429,7 @@ def _put(path: Path, state: TrainState) -> None:
         _load_rest(path, state)
     except UserError:
         raise
-    except Exception as error:  # digests are right, so somebody wrote it so: safetensors and torch raise what they like
+    except Exception as error:  # checksums are right, so it was written so: safetensors and torch raise anything
         raise UserError("checkpoint.bad_contents", path=str(path), reason=str(error).splitlines()[0][:200]) from None
 
 
@@ -451,7 +448,7 @@ def _load_moments(moments: dict[str, Split], state: TrainState) -> None:
     """Raise ValueError where they are not the moments of this rank's optimizer."""
     optimizer = states_of(state.optimizer)
     own = _parameters(optimizer)
-    # Where an optimizer's states have other shapes than their parameters, it says which.
+    # An optimizer whose states have other shapes than their parameters tells which.
     shapes_of = getattr(optimizer, "state_shapes", None)
     optimizer.state.clear()
     for key, value in moments.items():

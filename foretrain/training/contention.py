@@ -1,7 +1,7 @@
-"""How much of the processor other programs use while a run trains on it, and what that costs the run.
+"""Processor use by other programs while a run trains, and its cost to the run.
 
-Busy time of the cores that this process may use (steal by other virtual machines included) less its own is what others
-used. Where the system does not count that, its load average is a rough stand-in.
+Others use the busy time of this process's cores (steal by other virtual machines included) less its own. Where the
+system does not count that, its load average is a rough stand-in.
 """
 
 import os
@@ -17,15 +17,15 @@ from foretrain.runs.record import MachineLoad, crowded
 
 LEAST_S, WINDOW_S = 1.0, 3.0  # jiffies are 10 ms, and a second of somebody's browser is not worth a line
 QUIET_S, TOLD_EVERY_S = 20.0, 300.0
-STALL_FACTOR, STALL_S = 4.0, 0.1  # a step so many times the median, and so much beyond it, is a stall
+STALL_FACTOR, STALL_S = 4.0, 0.1  # a step so many times the median, and so much longer, is a stall
 LEAST_STEPS, RECENT = 5, 50  # steps that the median is of
-SHORTER, TRIED_AGAIN_S = 0.95, 300.0  # a way to wait takes over at this share of a step, and is tried again so late
+SHORTER, TRIED_AGAIN_S = 0.95, 300.0  # a way to wait wins at this share of a step, and is retried after so long
 
 Event = tuple[str, dict[str, Any]]
 
 
 def cores_busy_s() -> float | None:
-    """Return seconds that the cores of this process's affinity have worked, for whomever; None where no one counts."""
+    """Return busy seconds of the cores of this process's affinity; None where no one counts."""
     try:
         cores = system().cpu_times(percpu=True)
     except (system().Error, OSError):
@@ -36,14 +36,13 @@ def cores_busy_s() -> float | None:
 
 
 def _busy_s(core: Any) -> float:
-    """Count what a core did but idling and waiting for disks. Linux counts a virtual machine's time (guest) as user,
-    too."""
+    """Count all but idling and disk waits. Linux counts a virtual machine's time (guest) as user, too."""
     idle = {"idle", "iowait", "guest", "guest_nice"}
     return sum(seconds for name, seconds in core._asdict().items() if name not in idle)
 
 
 def load_average() -> float:
-    """Return how many programs run or want to, over the last minute; 0 where the system does not say."""
+    """Return how many programs run or want to, over the last minute; 0 where unknown."""
     try:
         return os.getloadavg()[0]
     except (OSError, AttributeError):
@@ -51,7 +50,7 @@ def load_average() -> float:
 
 
 def own_s() -> float:
-    """Return processor seconds of this process and of those of its children that have ended, compilers for one."""
+    """Return processor seconds of this process and of its ended children, such as compilers."""
     return sum(os.times()[:4])
 
 
@@ -64,8 +63,6 @@ class Reading(NamedTuple):
 
 
 class Clock:
-    """Where readings come from; the arguments are stand-ins for tests."""
-
     def __init__(
         self, wall: Callable[[], float] = time.monotonic, own: Callable[[], float] = own_s,
         busy: Callable[[], float | None] = cores_busy_s, load: Callable[[], float] = load_average,
@@ -78,11 +75,11 @@ class Clock:
 
 
 class Contention:
-    """Watches one process's run, on as many `threads` as it wants; `since`: from when on to look.
+    """Watches one process's run, on as many `threads` as it wants, from `since` on.
 
     `gives_way`: others use the cores, so threads that wait for each other sleep (cpu_threads.py). Beside programs that
-    take whole cores, steps are many times shorter that way; beside a little, they are longer. So both are tried, and
-    the one with the shorter steps is kept.
+    take whole cores, steps are many times shorter that way; beside lighter ones, longer. So both are tried, and the
+    faster one stays.
     """
 
     def __init__(self, threads: int, *, clock: Clock | None = None, since: Reading | None = None) -> None:
@@ -94,11 +91,11 @@ class Contention:
         self._whole, self._window, self._line = Sums(), Sums(), Sums()
         self._recent: list[float] = []
         self._steps: list[float] = []  # of the window
-        self._took: dict[bool, tuple[float, float]] = {}  # by `gives_way`: a step beside others, and when it was so
+        self._took: dict[bool, tuple[float, float]] = {}  # by `gives_way`: a step beside others, and its time
         self._told, self._quiet_s, self._told_s = False, 0.0, float("-inf")
 
     def begin(self) -> list[Event]:
-        """Return what to tell of the machine as it is before the first step, watched for a second."""
+        """Return events about the machine before the first step, watched for a second."""
         self._look()
         if self._window.wall_s < LEAST_S:
             return []
@@ -125,7 +122,7 @@ class Contention:
         return self._busy_now(window)
 
     def take_others(self) -> float | None:
-        """Return the cores that others used since this was asked last; None where nobody knows."""
+        """Return the cores that others used since the last call; None where unknown."""
         self._look()
         line, self._line = self._line, Sums()
         return line.others_s / line.wall_s if line.wall_s > 0 else None
@@ -137,8 +134,8 @@ class Contention:
         if wall_s <= 0:
             return
         if before.busy_s is not None and now.busy_s is not None:
-            # A virtual machine counts what was stolen from it as the cores' time, and perhaps as this process's, too:
-            # nobody can have used more than this process has left.
+            # A virtual machine counts stolen time as the cores', and perhaps as this process's, too: nobody can have
+            # used more than this process left.
             others = max(0.0, min(now.busy_s - before.busy_s, wall_s * self.cores) - used)
         else:
             others = min(max(0.0, self.clock.load() - self.threads), self.cores) * wall_s
@@ -149,7 +146,7 @@ class Contention:
         return crowded(window.others_s / window.wall_s, self.cores, self.threads)
 
     def _choose(self, took_s: float) -> None:
-        """Wait in the other way from now on, where that is not known or made steps shorter."""
+        """Switch the way to wait, where the other is unknown or made steps shorter."""
         now = self.clock.wall()
         self._took[self.gives_way] = took_s, now
         other_s, at = self._took.get(not self.gives_way, (0.0, now))
@@ -202,7 +199,7 @@ class Unwatched:
 
 @dataclass
 class Sums:
-    """Seconds of a stretch of time: by the clock, of the processor, in steps, and lost in stalls."""
+    """Seconds of a time span: by the clock, of the processor, in steps, and lost in stalls."""
 
     wall_s: float = 0.0
     own_s: float = 0.0
@@ -216,7 +213,6 @@ class Sums:
         self.wall_s, self.own_s, self.others_s = self.wall_s + wall_s, self.own_s + own_s, self.others_s + others_s
 
     def add_step(self, took_s: float, usual_s: float | None) -> None:
-        """Add a step; it stalled if it took much longer than usual."""
         self.steps, self.steps_s = self.steps + 1, self.steps_s + took_s
         if usual_s is not None and took_s > STALL_FACTOR * usual_s and took_s - usual_s > STALL_S:
             self.stalls, self.stalled_s = self.stalls + 1, self.stalled_s + took_s - usual_s

@@ -1,13 +1,12 @@
-"""The threads that compute a run on a CPU: how many, and how they wait for each other, spinning or asleep.
+"""The threads of a run on a CPU: how many, and how they wait for each other, spinning or asleep.
 
-Sums over another number of threads round differently, so a resumed run takes as many as it had, whatever this process
-would take by itself.
+Sums over another number of threads round differently, so a resumed run keeps its number.
 
-Spinning is fastest while each thread has a core of its own. Where other programs use the cores, a thread that spins
-keeps the core that the thread it waits for needs: with two busy programs on two cores the demo's step of 35 ms took 2.2
-s, and 70 ms where its threads slept. GNU OpenMP, with which PyTorch's Linux wheels compute, spins for milliseconds, but
-hardly at all while it has more threads than there are cores (GOMP_SPINCOUNT in its manual). So a few threads that
-compute nothing let a run's threads sleep, and their end lets them spin again.
+Spinning is fastest while each thread has a core of its own. Beside other programs, a spinning thread keeps the core
+that the thread it waits for needs: with two busy programs on two cores the demo's step of 35 ms took 2.2 s, and 70 ms
+where its threads slept. GNU OpenMP, which PyTorch's Linux wheels use, spins for milliseconds, but hardly at all while
+it has more threads than there are cores (GOMP_SPINCOUNT in its manual). So a few idle threads let a run's threads
+sleep, and their end lets them spin again.
 """
 
 import math
@@ -22,7 +21,7 @@ from foretrain.config.options import RunConfig
 from foretrain.hardware.cpu import usable_cores
 
 DECIDED = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")  # where one of these is set, somebody chose
-ENOUGH = 1 << 18  # elements that PyTorch shares out among its threads
+ENOUGH = 1 << 18  # elements that PyTorch divides among its threads
 
 
 def can_sleep() -> bool:
@@ -36,7 +35,6 @@ def can_sleep() -> bool:
 
 
 def idle_teams(threads: int, cores: int) -> int:
-    """Return how many further teams of so many threads make more threads than cores."""
     return math.ceil(max(1, cores - threads + 1) / (threads - 1)) if threads > 1 else 0
 
 
@@ -62,7 +60,6 @@ class Waiting:
         return bool(self._idle)
 
     def sleep(self) -> bool:
-        """Let threads sleep while they wait; return whether they do."""
         if self._idle or not self._able:
             return self.asleep
         self._end = threading.Event()
@@ -83,7 +80,7 @@ class Waiting:
 
 
 def _stay(ready: threading.Event, end: threading.Event) -> None:
-    """Make a team of threads, which last as long as this one does, and do nothing."""
+    """Hold a team of idle threads, which last as long as this one does."""
     torch.zeros(ENOUGH).add_(1.0)
     ready.set()
     end.wait()
@@ -92,8 +89,8 @@ def _stay(ready: threading.Event, end: threading.Event) -> None:
 def set_threads(config: RunConfig, before: int | None) -> int:
     """Set and return the number of threads that PyTorch computes with. `before`: the run's until it stopped.
 
-    The config's own number comes first. Where fewer cores are left than there were threads, as many as those: threads
-    that wait for a core hold up all others.
+    The config's own number comes first. Where fewer cores are left than threads, as many as cores: threads that wait
+    for a core hold up all others.
     """
     count = config.cpu_threads or (min(before, usable_cores()) if before else torch.get_num_threads())
     torch.set_num_threads(count)

@@ -1,4 +1,4 @@
-"""Where a run happens: the torch device, the dtype, whether to compile; each decision with its reason."""
+"""Where a run happens: device, dtype, whether to compile; each decision with its reason."""
 
 import contextlib
 import ctypes
@@ -26,7 +26,7 @@ LARGEST = 1 << 30
 
 
 def keep_memory() -> bool:
-    """Ask the C library not to give memory back; return whether it agreed. Only glibc is asked."""
+    """Ask glibc not to return memory; return whether it agreed."""
     if not sys.platform.startswith("linux"):
         return False
     try:
@@ -38,10 +38,10 @@ def keep_memory() -> bool:
 
 
 def give_back() -> None:
-    """Give what was freed back to the system, now.
+    """Return freed memory to the system, now.
 
-    A calibration before the training frees gigabytes, which `keep_memory` would keep, and which would count as the
-    training's own in the process's peak.
+    A calibration before the training frees gigabytes, which `keep_memory` would keep, and which would count in the
+    training's process peak.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -55,7 +55,7 @@ TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16":
 
 @dataclass(frozen=True)
 class Placement:
-    """Device and dtype of a run. `notes` are (event id, values) of decisions that the user should hear of."""
+    """Device and dtype of a run. `notes` are (event id, values) of decisions for the user."""
 
     device: torch.device
     gpu: Gpu
@@ -87,7 +87,7 @@ def place(config: RunConfig) -> Placement:
 
 
 def _device(wanted: str) -> torch.device:
-    if wanted == "auto":  # an Apple GPU is for who asks for it, until somebody has measured a run on one
+    if wanted == "auto":  # an Apple GPU must be asked for, until a run on one was measured
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(wanted)
     if device.type == "mps" and not torch.backends.mps.is_built():
@@ -113,7 +113,7 @@ def _gpu(device: torch.device) -> Gpu:
         found = detect(index, **identity(properties))
         if found is not None:
             return found.gpu
-    except UserError:  # a card that the catalogue lacks can still train; it has no peak to compare with
+    except UserError:  # a card outside the catalogue can still train, without a peak to compare with
         pass
     return Gpu(
         name=properties.name,
@@ -167,12 +167,12 @@ def environment(placement: Placement) -> dict[str, str]:
 
 
 def identity_of(device: torch.device) -> dict[str, str]:
-    """Return what tells NVML which card a device is; empty for what is no card of NVIDIA's."""
+    """Return NVML's keys of a card; empty for other devices."""
     return identity(torch.cuda.get_device_properties(device)) if device.type == "cuda" else {}
 
 
 def beside_allocator(device: torch.device) -> int | None:
-    """Return what this process holds on a card beside PyTorch's reserved memory; None where NVML does not say."""
+    """Return this process's bytes on a card beside PyTorch's reserved memory; None without NVML's answer."""
     if device.type != "cuda":
         return None
     cards = Cards()

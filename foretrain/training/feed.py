@@ -1,8 +1,7 @@
-"""Batches that are there when a step asks for them: a thread reads ahead, and the time that a step waits is counted.
+"""Batches read ahead by a thread, with the time that a step waits for them.
 
-The thread reads rows of ids, checks their digests and makes batches, for a card in page-locked memory. What is read
-does not depend on it: the order is a function of (seed, step). When a step is taken back and cut differently, reading
-begins again at that step.
+The thread reads rows of ids, verifies them and makes batches, for a card in page-locked memory. The order is a function
+of (seed, step). When a step is undone and cut differently, reading begins again at that step.
 """
 
 import queue
@@ -21,8 +20,8 @@ from foretrain.data.dataset import DatasetInfo
 
 HOST = torch.device("cpu")
 HELD = 64  # token files that are open from the beginning
-AHEAD_BYTES = 32 * 2**20  # of ids as int64, which is what a card is given
-_JOIN_S = 5.0  # a read that a network file system holds up longer is left to its daemon thread
+AHEAD_BYTES = 32 * 2**20  # of ids as int64, on the card
+_JOIN_S = 5.0  # a read blocked by a network file system is left to its daemon thread
 _WARM_STEPS = 3  # the first ones wait for the first reads
 
 Rows = Batch | torch.Tensor  # on the host; for a card page-locked
@@ -42,7 +41,7 @@ def _moved(batch: Batch, device: torch.device) -> Batch:
 
 
 class Ahead:
-    """An iterator that another thread runs, at most `depth` items ahead; what it raises is raised by `get`."""
+    """An iterator that another thread runs, at most `depth` items ahead; `get` raises its errors."""
 
     def __init__(self, items: Iterator[Rows], depth: int, prepare: Callable[[], None] = lambda: None) -> None:
         self._queue: queue.Queue[tuple[Rows | None, BaseException | None]] = queue.Queue(depth)
@@ -51,7 +50,7 @@ class Ahead:
         self._thread.start()
 
     def get(self) -> Rows:
-        """Wait for the next item. Raises what the iterator raised, and StopIteration at its end."""
+        """Wait for the next item. Raises the iterator's errors, and StopIteration at its end."""
         item, error = self._queue.get()
         if error is not None:
             raise error
@@ -77,7 +76,7 @@ class Ahead:
                 if self._stop.is_set():
                     return
             self._put(None, StopIteration())
-        except BaseException as error:  # the trainer's thread is to hear of it, whatever it is
+        except BaseException as error:  # the trainer's thread gets it, whatever it is
             self._put(None, error)
 
     def _put(self, item: Rows | None, error: BaseException | None) -> None:
@@ -95,7 +94,7 @@ class Feed:
     def __init__(self, tokens: TokenFile, device: torch.device, rank: int = 0, world_size: int = 1) -> None:
         self.tokens, self.device, self.rank, self.world_size = tokens, device, rank, world_size
         self._ahead: Ahead | None = None
-        self._next: tuple[int, ...] | None = None  # the step, and how it is cut, that the thread gives out next
+        self._next: tuple[int, ...] | None = None  # the step, and its split, that the thread yields next
         self._waited_s, self._steps = 0.0, 0  # since the last line of metrics
         self._total_s, self._counted = 0.0, 0  # of the run, but for its first steps
 
@@ -108,18 +107,17 @@ class Feed:
         self.close()
 
     def close(self) -> None:
-        """Stop reading; the next step begins again."""
         ahead, self._ahead, self._next = self._ahead, None, None
         if ahead is not None:
             ahead.close()
 
     def batches(self, config: RunConfig, step: int) -> Iterator[Batch]:
-        """Yield the micro-batches of a step, as the config cuts it. Raises UserError where they cannot be read."""
+        """Yield the micro-batches of a step, as the config splits it. Raises UserError where they cannot be read."""
         wanted = (step, config.batch_size, config.gradient_accumulation_steps)
         if self._ahead is None or self._next != wanted:
             self.close()
             self._ahead = self._read(config, step)
-        ahead, self._next = self._ahead, None  # a step that is broken off leaves the thread in its middle
+        ahead, self._next = self._ahead, None  # a failed step leaves the thread in its middle
         waited = 0.0
         for micro in range(config.gradient_accumulation_steps):
             before = time.perf_counter()
@@ -131,12 +129,12 @@ class Feed:
             yield from_pinned(rows, self.device) if isinstance(rows, torch.Tensor) else _moved(rows, self.device)
 
     def again(self, config: RunConfig, step: int) -> Iterator[Batch]:
-        """Yield the micro-batches of a step that is over; what is read ahead stays as it is."""
+        """Yield the micro-batches of an earlier step without touching the read-ahead."""
         for rows in islice(self._rows(config, step), config.gradient_accumulation_steps):
             yield to_batch(rows, self.device)
 
     def take_wait_s(self) -> float:
-        """Return the mean seconds that a step waited for its data since this was asked last."""
+        """Return the mean seconds per step of waiting for data since the last call."""
         waited, steps = self._waited_s, self._steps
         self._waited_s, self._steps = 0.0, 0
         return waited / steps if steps else 0.0
@@ -159,7 +157,7 @@ class Feed:
             # A thread begins on the first card, and page-locking would wake that one.
             card = self.device.index if self.device.index is not None else torch.cuda.current_device()
             return Ahead(map(pinned, self._rows(config, step)), depth, lambda: torch.cuda.set_device(card))
-        # PyTorch promises nothing of two threads at one Apple GPU, so the one that reads ahead stays on the host.
+        # PyTorch does not promise that two threads can use an Apple GPU, so the one that reads ahead stays on the host.
         return Ahead((to_batch(rows, HOST) for rows in self._rows(config, step)), depth)
 
     def _rows(self, config: RunConfig, step: int) -> Iterator[np.ndarray]:

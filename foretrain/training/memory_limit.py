@@ -1,13 +1,13 @@
-"""`memory_limit` kept: on a GPU PyTorch's allocator refuses what would go beyond it, on a CPU it is watched.
+"""`memory_limit`: a cap of PyTorch's allocator on a GPU, a watch on a CPU.
 
-The limit is for the process as a whole, as nvidia-smi shows it. So the allocator's cap is the limit less the CUDA
-context and loaded kernels: what `foretrain calibrate` measured on this card or what NVML says of this process now,
-whichever is more, and 64 MiB for kernels loaded later; where neither is known, what was published of cards like this
-one. On an Apple GPU the allocator counts what Metal has given to the whole process, so its cap is the limit.
+The limit is for the process as nvidia-smi shows it. So the allocator's cap is the limit less the CUDA context and
+loaded kernels: what `foretrain calibrate` measured on this card or what NVML reports of this process now, whichever is
+more, and 64 MiB for kernels loaded later; without either, the published figure of similar cards. On an Apple GPU the
+allocator counts what Metal gave to the whole process, so its cap is the limit.
 
-A CPU's allocator has no cap, and an address-space limit would also count what is only reserved: so the process's peak
-(VmHWM) is compared with the limit at each logged step. When the machine itself runs out of memory Linux kills a process
-without a word: `HostGuard` ends a run on a CPU shortly before, with its sentence and its record.
+A CPU's allocator has no cap, and an address-space limit would also count reserved pages: so the process's peak (VmHWM)
+is compared with the limit at each logged step. When the machine runs out of memory Linux kills a process without a
+message: `HostGuard` ends a run on a CPU shortly before, with its sentence and its record.
 """
 
 import threading
@@ -27,7 +27,7 @@ from foretrain.training.meter import Meter
 
 
 def context_bytes(placement: Placement) -> tuple[int, str]:
-    """Return (bytes that the process holds on the card beside PyTorch's allocator, 'measured' or 'assumed')."""
+    """Return (the process's bytes on the card beside PyTorch's allocator, 'measured' or 'assumed')."""
     calibration = placement.gpu.calibration
     now = beside_allocator(placement.device)
     known = [size for size in (now, calibration.context_bytes if calibration else None) if size]
@@ -42,7 +42,7 @@ def held_now_bytes(placement: Placement) -> int:
 
 
 def peak_bytes(placement: Placement) -> int:
-    """Return the highest memory so far: reserved on a GPU, the process's on a CPU; 0 where nobody says."""
+    """Return the highest memory so far: reserved on a GPU, the process's on a CPU; 0 where unknown."""
     own = accelerator.accelerator_of(placement.device)
     return (own.peaks()[1] if own.counts else process_memory.peak_bytes()) or 0
 
@@ -70,7 +70,7 @@ def kept(placement: Placement, limit_bytes: int | None) -> tuple[str, dict[str, 
 
 
 class Watch:
-    """Compares the process's peak on a CPU with the limit; says once that it is above."""
+    """Compares the process's peak on a CPU with the limit; reports once that it is above."""
 
     def __init__(self, limit_bytes: int | None) -> None:
         self.limit_bytes = limit_bytes
@@ -87,11 +87,11 @@ class Watch:
 
 
 class HostGuard:
-    """A thread that sees the machine's memory, or its container's, run out, and says so before the kernel kills.
+    """A thread that sees the machine's memory, or its container's, run out, and reports it before the kernel kills.
 
     A limit on requests (RLIMIT_DATA) would be simpler, but oneDNN waits for ever where one of its requests fails.
-    `ends` is called once, from the thread, with (bytes that this process holds, free, total); it must end the process.
-    A process that holds less than half is not the one to end.
+    `ends` is called once, from the thread, with (this process's bytes, free, total); it must end the process, which
+    holds at least half.
     """
 
     SPARE_BYTES, SPARE_SHARE, LARGE_SHARE, EVERY_S = 512 * MIB, 0.03, 0.5, 0.2
@@ -119,7 +119,7 @@ class HostGuard:
                 return
 
     def look(self) -> tuple[int, int, int] | None:
-        """Return (held, free, total) where memory is about to run out for this process's sake."""
+        """Return (held, free, total) where this process is about to exhaust memory."""
         free, total, held = self._free(), self._total(), self._held()
         if free is None or not total or held is None:
             return None

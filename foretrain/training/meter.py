@@ -36,7 +36,6 @@ def _reset_process_peak() -> bool:
 
 
 def allocator_peak(run: Any) -> int:
-    """Return the highest sum of the CPU allocator's blocks that were made while the profiler ran."""
     events: list[tuple[int, int]] = []
     own: Any = run if isinstance(run, profile) else run.profiler
     stack = list(own.kineto_results.experimental_event_tree())
@@ -59,7 +58,7 @@ class Meter:
         self.device, self.limit_bytes = device, limit_bytes
         self.accelerator = accelerator.accelerator_of(device)
         if device.type == "cpu":
-            gc.collect()  # what an earlier run left in cycles would be freed while this one is measured
+            gc.collect()  # cycles of an earlier run would be freed while this one is measured
         self.base_bytes = resident_bytes()
         self.phases: dict[str, MeasuredPhase] = {}
         self.saved_bytes: int | None = None
@@ -97,10 +96,10 @@ class Meter:
             )
 
     def watch(self, state: TrainState, *, compiled: bool) -> None:
-        """For one micro-batch, add up what autograd saves for backward; before one optimizer step, the gradients."""
+        """Add up what autograd saves of one micro-batch, and before one optimizer step the gradients."""
         self._watch_gradients(state)
         shards = state.parallel is not None and state.parallel.sharing.way.shards_weights
-        if compiled or shards:  # hooks would change what the compiler makes, and see gathered weights
+        if compiled or shards:  # hooks would change the compiled graph, and see gathered weights
             return
         model, own = state.call, {p.untyped_storage().data_ptr() for p in state.model.parameters()}
         saved: dict[int, int] = {}
@@ -109,7 +108,7 @@ class Meter:
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in own:
                 saved[storage.data_ptr()] = storage.nbytes()
-            return tensor.detach()  # a tensor that its own node keeps would outlive a step that is broken off
+            return tensor.detach()  # a tensor that its own node holds would outlive a failed step
 
         def once(idx: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
             state.call = model
@@ -141,7 +140,7 @@ class Meter:
         return storage_bytes(tensors)
 
     def process_peak(self) -> int | None:
-        """Return the process's highest memory so far: VmHWM starts again with each phase, so theirs count too."""
+        """Return the process's highest memory so far: VmHWM is reset with each phase, so theirs count too."""
         seen = [peak_bytes(), *(phase.process_bytes for phase in self.phases.values())]
         return max((size for size in seen if size is not None), default=None)
 
@@ -172,7 +171,7 @@ FORECAST_COUNTS = 2  # as much as so many measured lines
 
 
 class Pace:
-    """Seconds, of a clock that the caller reads. `expected`: of a step and of an evaluation, as they were forecast."""
+    """Seconds, of a clock that the caller reads. `expected`: of a step and of an evaluation, by the forecast."""
 
     def __init__(self, expected: tuple[float, float] | None = None) -> None:
         self.expected = expected
@@ -186,7 +185,7 @@ class Pace:
         self._paused_s += seconds
 
     def step_s(self, at_s: float, step: int) -> float:
-        """Return the mean seconds of the steps done since this was asked last."""
+        """Return the mean seconds of the steps since the last call."""
         taken = (at_s - self._last_s - self._paused_s) / (step + 1 - self._last_step)
         self.begin(at_s, step + 1)
         if step >= WARM_STEPS:
@@ -194,7 +193,7 @@ class Pace:
         return taken
 
     def eta_s(self, step: int, step_s: float, max_iters: int, eval_interval: int) -> float:
-        """Estimate the rest of the run, its evaluations included: by the forecast first, then by what is measured."""
+        """Estimate the rest of the run, evaluations included: by the forecast first, then by measurements."""
         remaining = max_iters - step - 1
         recent = self.step_times[-RECENT:]  # one slow step must not frighten
         each_s = median(recent) if recent else step_s

@@ -1,4 +1,4 @@
-"""Steps that are not finite: seen late, judged once, and by `on_nonfinite` the end of the run or passed over.
+"""Steps that are not finite: read late, judged once, and by `on_nonfinite` the end of the run or skipped.
 
 The update of such a step is never made (model/update.py). With `stop`, no later one is either until the host has read
 the step's numbers, so the state is then still that from before the step.
@@ -32,8 +32,9 @@ SCHEMA = "foretrain.nonfinite/1"
 
 class Culprit(Record):
     """The first tensor that is not finite. `kind`: weight, moment, activation, its_loss, gradient, sum; no_memory or
-    failed where the step could not be done again. `not_a_number`, `infinite`: how many of its `numbers` are; `micro`:
-    the micro-step, where it is of one."""
+    failed where the step could not be repeated. `not_a_number`, `infinite`: how many of its `numbers` are; `micro`: its
+    micro-step, if any.
+    """
 
     kind: str
     name: str = ""
@@ -92,7 +93,7 @@ class _Search:
 
 
 def first_not_finite(state: TrainState, batches: Iterable[Batch], generators: Generators) -> Culprit | None:
-    """Do a step's micro-batches again, uncompiled and without an update; None where all is finite.
+    """Repeat a step's micro-batches, uncompiled and without an update; None where all is finite.
 
     Leaves weights, moments and the generators as they are, and no gradients.
     """
@@ -112,7 +113,7 @@ def first_not_finite(state: TrainState, batches: Iterable[Batch], generators: Ge
         norms = [p.grad.float().norm() for p in state.model.parameters() if p.grad is not None]
         if search.found is None and norms and not bool(torch.isfinite(torch.stack(norms).norm())):
             search.found = Culprit(kind="sum")
-    except Exception as error:  # what ended the run must be said, even where it cannot be looked into
+    except Exception as error:  # the run's end must be reported, even where this fails
         search.found = Culprit(kind="no_memory" if is_out_of_memory(error) else "failed", name=type(error).__name__)
     finally:
         for hook in hooks:
@@ -131,25 +132,24 @@ def _again(state: TrainState, batches: Iterable[Batch], search: _Search) -> None
         with state.autocast():
             loss = state.model(idx, targets)
         search.look("its_loss", "", loss)
-        if search.found:  # what follows from it would only hide it
+        if search.found:  # its consequences would only hide it
             return
         state.scaler.scale(loss / count).backward()
         if search.found:
             return
 
 
-# Of divergence training text alone is looked at: on validation text the loss of a model that overfits rises too.
-# Nothing is stopped for it in the middle of a run, as losses recover. A leap is told and never acted on: a loss is
-# compared with the median of the steps before it and the spread around it, so that neither a leap nor the slope of a
-# young run makes the next leap look small. The losses are part of a checkpoint, so a resumed run tells what the whole
-# one would have.
+# Divergence is judged by training loss alone: the validation loss of a model that overfits rises too. Nothing stops in
+# the middle of a run, as losses recover. A spike is reported and never acted on: a loss is compared with the median of
+# earlier steps and the spread around it, so that neither a spike nor the slope of a young run makes the next spike look
+# small. The losses are part of a checkpoint, so a resumed run reports what the whole one would have.
 
-FAR_ABOVE = 1.5  # times the loss of a model that knows nothing: worse than that is no chance
-LEAST_GAIN, MOST_LOST = 0.5, 0.5  # nats that were gained at all, and the share of them that is lost again
+FAR_ABOVE = 1.5  # times the loss of a model that knows nothing: worse than that is not chance
+LEAST_GAIN, MOST_LOST = 0.5, 0.5  # nats gained at all, and the share of them that is lost again
 
 
 def knows_nothing(losses: Sequence[float], vocab_size: int) -> float:
-    """Return the loss of a guess among all tokens, or that of the run's start where it is higher."""
+    """Return the loss of a guess among all tokens, or the run's first loss where it is higher."""
     return max(math.log(vocab_size), losses[0])
 
 
@@ -172,11 +172,11 @@ def at_the_end(losses: Sequence[float], vocab_size: int) -> tuple[str, dict[str,
 WINDOW, FEWEST = 100, 30  # steps
 LEAST_SCORE = 8.0  # standard deviations; a run of a million steps with normal noise has none beyond 5
 _NORMAL = 1.4826
-_SMALLEST = 1e-3  # of the median: the spread of a loss that hardly moves says nothing
+_SMALLEST = 1e-3  # of the median: the spread of a nearly constant loss means nothing
 
 
 def spike_score(recent: tuple[float, ...], loss: float) -> float | None:
-    """Return by how many standard deviations a loss lies above the recent ones; None where there are too few."""
+    """Return a loss's distance from recent ones in standard deviations; None where there are too few."""
     if len(recent) < FEWEST:
         return None
     middle = median(recent)
@@ -188,12 +188,12 @@ def with_loss(recent: tuple[float, ...], loss: float) -> tuple[float, ...]:
     return (*recent[-(WINDOW - 1) :], loss)
 
 
-MOST_SKIPS, SKIP_WINDOW = 10, 1000  # steps passed over, of the last so many
-MOST_OVERFLOWS = 20  # one after the other: each halves the scale, which begins at 65536
+MOST_SKIPS, SKIP_WINDOW = 10, 1000  # skipped steps, of the last so many
+MOST_OVERFLOWS = 20  # in a row: each halves the scale, which begins at 65536
 
 
 class Reading:
-    """A step's numbers on their way to the host. Reading waits for that step, not for what was queued behind it."""
+    """A step's numbers on their way to the host. Reading waits for that step, not for later ones."""
 
     def __init__(self, result: StepResult) -> None:
         held = result.held if result.held is not None else torch.zeros(())
@@ -208,10 +208,9 @@ class Reading:
             self._done.record()
             numbers = kept
         self._numbers = numbers
-        self.asked = False  # once it is read: whether one of several ranks has something to tell the others
+        self.asked = False  # once it is read: whether one of several ranks has a message
 
     def read(self) -> tuple[float, float, bool]:
-        """Return (loss, norm of the gradient, whether the update was held back)."""
         if self._done is not None:
             self._done.synchronize()
         loss, norm, held, *asked = self._numbers.tolist()
@@ -220,8 +219,9 @@ class Reading:
 
 
 class Guard:
-    """Judges the steps of a run. `saved`: waits for the save under way, so that it counts as what is safe. `ranks`: all
-    judge the same numbers, and the first report that found something is that of all."""
+    """Judges the steps of a run. `saved`: waits for the save under way, so that it counts as safe. `ranks`: all judge
+    the same numbers, and share the first report that found something.
+    """
 
     def __init__(
         self, directory: RunDirectory, info: DatasetInfo, note: Callable[..., None],
@@ -232,7 +232,7 @@ class Guard:
         self._before: dict[int, Generators] = {}
 
     def before(self, step: int, state: TrainState) -> None:
-        """Remember what dropout draws from in this step and in the one before, which may not be read yet."""
+        """Remember dropout's generators for this step and the one before, which may not be read yet."""
         if state.config.on_nonfinite == "stop" and state.latch is None:
             state.latch = torch.zeros((), device=next(state.trained.parameters()).device)
         self._before = {n: g for n, g in self._before.items() if n == step - 1}
@@ -274,7 +274,7 @@ class Guard:
         raise UserError("diverged.step", **values, first=first)
 
     def _counted(self, progress: Progress, step: int, loss: float) -> Progress:
-        """Add a loss; one that leaps is reported, once in a while."""
+        """Add a loss; report a spike, once in a while."""
         recent, update = progress.recent_losses, {"overflows": 0}
         leaps = loss > max(recent, default=loss) and spike_score(recent, loss)
         if leaps and leaps >= LEAST_SCORE and step - progress.last_spike >= FEWEST:
@@ -283,7 +283,7 @@ class Guard:
         return progress.model_copy(update={**update, "recent_losses": with_loss(recent, loss)})
 
     def _saved(self) -> str:
-        with contextlib.suppress(Exception):  # that a save failed does not count beside what ends the run
+        with contextlib.suppress(Exception):  # a failed save matters less than what ends the run
             self.saved()
         return checkpoint.kept_in(self.directory.checkpoints)
 

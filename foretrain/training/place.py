@@ -1,4 +1,4 @@
-"""Which rank of how many this process is, by the variables of torchrun, Slurm, or foretrain. No torch."""
+"""Rank and world size of this process, by the variables of torchrun, Slurm, or foretrain. No torch."""
 
 import re
 import socket
@@ -18,8 +18,9 @@ _PORTS = 20_000, 20_000  # the first, and how many, from which a Slurm job takes
 
 @dataclass(frozen=True)
 class Place:
-    """A process among those of a run. `local_rank` of `local_world` on its machine; the ranks meet at `address`:`port`.
-    `agent`: the one that started it listens there already. `attempt`: how often it has been started again."""
+    """A process among those of a run: `local_rank` of `local_world` on its machine; the ranks meet at `address`:`port`.
+    `agent`: the launcher listens there already. `attempt`: the number of restarts.
+    """
 
     rank: int = 0
     world: int = 1
@@ -44,7 +45,7 @@ ALONE = Place()
 
 
 class OfRank(UserError):
-    """An error of a rank, with the same id and exit code, as the first one says it for all."""
+    """A rank's error with its id and exit code, as the first one reports it for all."""
 
     def __init__(self, word: dict[str, Any]) -> None:
         super().__init__(word["id"], **word["values"])
@@ -55,13 +56,13 @@ class OfRank(UserError):
 
 
 def place_of(environ: Mapping[str, str]) -> Place:
-    """Return the place of this process; ALONE where nobody says that there are others. Raises UserError."""
+    """Return the place of this process; ALONE where no variable names others. Raises UserError."""
     world = environ.get("WORLD_SIZE", "")
     if "RANK" in environ and world not in ("", "0", "1"):
         return _of_torchrun(environ)
     if world not in ("", "0", "1"):
         raise UserError("environment.no_rank", count=world[:20])
-    # Within a batch script there are Slurm's variables too, but only `srun` starts a process for each task.
+    # A batch script has Slurm's variables too, but only `srun` starts a process for each task.
     in_a_step = any(environ.get(name, "").isdigit() for name in ("SLURM_STEP_ID", "SLURM_STEPID"))
     tasks = environ.get("SLURM_STEP_NUM_TASKS") or (environ.get("SLURM_NTASKS") if in_a_step else None)
     return _of_slurm(environ, _number(tasks, "SLURM_NTASKS")) if tasks not in (None, "", "1") else ALONE
@@ -104,7 +105,7 @@ def _of_slurm(environ: Mapping[str, str], world: int) -> Place:
 
 
 def first_node(nodes: str) -> str:
-    """Return the first of a list of nodes as Slurm writes it: gpu-03 of 'gpu-[03-05,11],big-1'."""
+    """Return the first of Slurm's list of nodes: gpu-03 of 'gpu-[03-05,11],big-1'."""
     found = re.match(r"([^,\[]*)(?:\[([^\],-]+)[^\]]*\])?([^,\[]*)", nodes)
     return "".join(part or "" for part in found.groups()) if found else ""
 
@@ -138,7 +139,7 @@ def host_name() -> str:
 
 
 SLOW = 0.15  # slower than the median by more
-LEAST_S = 0.2  # of an evaluation that says something
+LEAST_S = 0.2  # of a meaningful evaluation
 
 
 def slow(figures: Sequence[RankFigures]) -> list[tuple[RankFigures, float]]:

@@ -1,11 +1,11 @@
-"""The ranks of a run as one of them sees them: how they meet, agree, hear of one that ended, and part.
+"""One rank's view of a run: how ranks meet, agree, hear of an ended one, and part.
 
-What they agree on goes through the store where they meet (torch.distributed's TCPStore), as JSON: each says its word,
-the first decides, all hear it. That needs no collective, so nothing comes between those of a step, and a rank that does
-not answer is known by its name. Every wait has an end: `collective_timeout`, or that one of the others is gone.
+They agree through the store where they meet (torch.distributed's TCPStore), as JSON: each sends a word, the first
+decides, all hear it. So nothing comes between a step's collectives, and a silent rank is known by its name. Every wait
+has an end: `collective_timeout`, or the end of another rank.
 
-A rank that ends with an error leaves its last word in the store. A thread of each rank looks there once a second, as a
-rank that waits in a collective hears nothing; where the rank does not come out by itself, the thread ends it.
+A rank that ends with an error leaves its last word in the store. A thread of each rank looks there once per second, as
+a rank in a collective hears nothing; where the rank does not come out by itself, the thread ends it.
 """
 
 import json
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
 LAST = "last"  # the key of the first last word
 LOOKS_EVERY_S = 1.0
-GRACE_S = 8.0  # for a rank to come out of a collective by itself, once another one has ended
-# How torch says that a collective or the store did not work, where the error's type does not tell.
+GRACE_S = 8.0  # to come out of a collective, once another rank has ended
+# torch's messages about a failed collective or store, where the error's type does not tell.
 _BROKEN = (
     "Connection closed by peer", "Connection reset", "Timed out waiting", "NCCL", "gloo", "Broken pipe",
     "Connection refused", "Socket",
@@ -53,7 +53,7 @@ _BROKEN = (
 
 
 class Ranks:
-    """This rank by itself: it waits for nobody."""
+    """A single rank: it waits for nobody."""
 
     def __init__(self, place: Place = ALONE) -> None:
         self.place = place
@@ -73,9 +73,9 @@ class Ranks:
         return self.place.first
 
     def agree(self, word: Any, decide: Callable[[list[Any]], Any], *, patient: bool = False) -> Any:
-        """Return what the first rank decides of the words of all, in the order of ranks. All of it has to be JSON.
+        """Return the first rank's decision about the words of all, in the order of ranks; all of it JSON.
 
-        `patient`: the wait has no end but that of another rank, as for the first one to read data.
+        `patient`: the wait ends only with another rank, as while the first one reads data.
         """
         return decide([word])
 
@@ -86,7 +86,7 @@ class Ranks:
         return error
 
     def tell(self, error: UserError) -> None:
-        """Tell the others why this one ends, once."""
+        """Send the others the reason why this rank ends, once."""
 
     def __enter__(self) -> Self:
         return self
@@ -98,10 +98,10 @@ class Ranks:
 
 
 class Group(Ranks):
-    """One of several ranks. A context manager: at its end they part, each with the error that it had.
+    """One of several ranks. A context manager: at its end they part, each with its error.
 
-    `timeout_s`: how long they wait for each other. `ends`: what the first rank is to do where another one has ended and
-    it does not come out of a collective by itself; it must end the process.
+    `timeout_s`: how long they wait for each other. `ends`: called on the first rank where another one has ended and it
+    does not come out of a collective by itself; it must end the process.
     """
 
     def __init__(self, place: Place, timeout_s: float) -> None:
@@ -110,7 +110,7 @@ class Group(Ranks):
         self._count = 0
         self._parting = threading.Event()
         self._store: Any = PrefixStore(f"foretrain/{place.attempt}", meet(place, timeout_s))
-        own = self._store.clone()  # a connection of its own, as one that waits is taken
+        own = self._store.clone()  # another connection, as a waiting one is taken
         self._watch = threading.Thread(target=self._look, args=(own,), name="foretrain-ranks", daemon=True)
         self._watch.start()
 
@@ -131,7 +131,7 @@ class Group(Ranks):
         keys = [f"{own}/{rank}" for rank in range(self.world)]
         verdict = decide([json.loads(text) for text in self._get(keys, patient)])
         self._set(own, verdict)
-        for key in (*keys, f"word/{self._count - 1}"):  # which all have heard, since they spoke again
+        for key in (*keys, f"word/{self._count - 1}"):  # all have heard it, since they spoke again
             self._store.delete_key(key)
         return verdict
 
@@ -173,8 +173,7 @@ class Group(Ranks):
         return self._broken(error) if broken else error
 
     def _broken(self, error: BaseException) -> UserError:
-        """Say why a collective or the store failed: mostly another rank has ended, and said why; that may take a
-        moment."""
+        """Explain a failed collective or store: mostly another rank has ended with a word, which may take a moment."""
         try:
             for _ in range(10):
                 self._raise_last()
@@ -197,14 +196,14 @@ class Group(Ranks):
                 raise OfRank(word)
 
     def _silent(self) -> list[int]:
-        """Return the ranks whose watching thread does not count on, as of a process that was killed."""
+        """Return the ranks whose watching thread has stopped counting, as after a kill."""
         others = [rank for rank in range(self.world) if rank != self.rank]
         before = [self._store.add(f"beat/{rank}", 0) for rank in others]
         time.sleep(2.5 * LOOKS_EVERY_S)
         return [r for r, was in zip(others, before, strict=True) if self._store.add(f"beat/{r}", 0) == was][:8]
 
     def _last_word(self, error: UserError) -> None:
-        """Tell the others why this one ends; the first who says so is heard."""
+        """Leave this rank's last word; only the first of all counts."""
         if isinstance(error, OfRank) or error.id.startswith("environment.ranks_lost"):
             return
         self._store.compare_set(LAST, "", json.dumps(self._word(error), default=str))
@@ -213,7 +212,7 @@ class Group(Ranks):
         return {"rank": self.rank, "host": host_name(), "id": error.id, "values": error.values, "said": str(error)}
 
     def _look(self, store: Store) -> None:
-        """Count, in a thread, and look for a last word; once there is one, wait a while, then end the process."""
+        """Count in a thread, look for a last word, and after one wait a while, then end the process."""
         error: UserError | None = None
         while error is None:
             if self._parting.wait(LOOKS_EVERY_S):
@@ -254,13 +253,12 @@ class Group(Ranks):
     def tell(self, error: UserError) -> None:
         try:
             self._last_word(error)
-            if self.first and not self.place.agent:  # the store ends with this process: let the others hear it
+            if self.first and not self.place.agent:  # the store ends with this process: let the others read it
                 time.sleep(2 * LOOKS_EVERY_S)
         except RuntimeError:
             pass
 
     def _leave(self) -> None:
-        """Leave; the store is the first rank's, so it goes last."""
         try:
             if self.first:
                 self._get([f"left/{rank}" for rank in range(1, self.world)], patient=False)
@@ -271,7 +269,7 @@ class Group(Ranks):
 
 
 def meet(place: Place, timeout_s: float) -> Store:
-    """Open the store where the ranks of a run meet. Raises UserError where it cannot be had."""
+    """Open the store where the ranks of a run meet. Raises UserError where that fails."""
     serves = place.first and not place.agent
     found: queue.Queue[Store | Exception] = queue.Queue()
 
@@ -296,7 +294,7 @@ def meet(place: Place, timeout_s: float) -> Store:
 
 
 def greet(ranks: Ranks, word: dict[str, Any]) -> dict[str, Any]:
-    """Say what this rank is, and hear what all are. Raises UserError where they do not fit together.
+    """Exchange what the ranks are. Raises UserError where they do not fit together.
 
     A word has `host`, `card` (its name), `uuid` ('' for a CPU), and texts under `same` that have to be the same.
     """
@@ -333,7 +331,7 @@ def placed(config: RunConfig, ranks: Group) -> Placement:
 
 
 def _on_own_card(config: RunConfig, place: Place) -> RunConfig:
-    """Return the config for the card with this rank's number; Slurm may show each task its own card only, as 0."""
+    """Return the config for the card with this rank's number; Slurm may show each task only its own card, as 0."""
     if config.device not in ("auto", "cuda"):
         if config.device != "cpu":
             raise UserError("usage.ranks_one_device", device=config.device, world=place.world)
@@ -348,23 +346,22 @@ def _on_own_card(config: RunConfig, place: Place) -> RunConfig:
     return config.model_copy(update={"device": f"cuda:{index}"})
 
 
-# Each step's loss is reduced over the ranks, and with it whether one of them has something to tell (Parallel.mean).
-# Only where one has do they confer, all after the same step; so a run in which nothing happens has no further
-# collective.
+# Each step's loss is reduced over the ranks, and with it whether one of them has a message (Parallel.mean). Only then
+# do they confer, all after the same step, so an uneventful run has no further collective.
 
-SLOW_TWICE = 2  # in so many evaluations, one after the other, before it is told
+SLOW_TWICE = 2  # evaluations in a row, before it is reported
 
 
 class Together:
-    """The ranks at work. `smaller`: a micro-batch that this rank alone has taken, until all take it."""
+    """The ranks at work. `smaller`: a micro-batch that only this rank uses, until all do."""
 
     def __init__(self, ranks: Ranks, flag: StopFlag, note: Callable[..., None]) -> None:
         self.ranks, self.flag, self.note = ranks, flag, note
         self.smaller: int | None = None
-        self.by_number = ranks.world > 1  # whether dropout draws by the number of a micro-batch
+        self.by_number = ranks.world > 1  # whether dropout's seed is the number of a micro-batch
         self.figures: tuple[RankFigures, ...] = ()
         self._evaluated_s, self._evaluated_tokens = 0.0, 0
-        self._slow: dict[int, int] = {}  # evaluations in which a rank was, one after the other
+        self._slow: dict[int, int] = {}  # evaluations in which a rank was slow, in a row
 
     @property
     def several(self) -> bool:
@@ -376,18 +373,18 @@ class Together:
     def share(self, config: RunConfig) -> "Share | None":
         if not self.several:
             return None
-        # FSDP and what it imports take half a second and 50 MB, which a run of one rank has no use for.
+        # FSDP and its imports take half a second and 50 MB, which a run of one rank does not need.
         from foretrain.model.ranks.parallel import Share
 
         return Share(Sharing.of(config, self.ranks.place.world, self.ranks.place.local_world))
 
     def begin(self, state: TrainState) -> None:
-        """Let each step ask whether this rank has something to tell."""
+        """Let each step ask whether this rank has a message."""
         if state.parallel:
             state.parallel.asks = lambda: bool(self.flag.asked) or self.smaller is not None
 
     def confer(self, batch_size: int) -> int:
-        """Return the micro-batch that all go on with; where one was asked to stop, all are. Every rank calls this."""
+        """Return the common micro-batch; where one was asked to stop, all are. Every rank calls this."""
         word = {"stop": self.flag.asked, "batch_size": self.smaller or batch_size}
         verdict = self.ranks.agree(word, _agreed)
         self.smaller = None
@@ -396,7 +393,7 @@ class Together:
         return int(verdict["batch_size"])
 
     def dealt(self, batches: Iterable[Batch], config: RunConfig, step: int) -> Iterable[Batch]:
-        """Yield this rank's part of a step's micro-batches. Dropout draws by their number in the whole step."""
+        """Yield this rank's part of a step's micro-batches. Their numbers in the whole step seed dropout."""
         if config.dropout and self.by_number:
             batches = seeded(batches, config.seed, step, self.ranks.rank, self.ranks.world)
         return self._pieces(batches, self.smaller) if self.smaller else batches
@@ -427,11 +424,11 @@ class Together:
         return None if stopped else total / weight
 
     def evaluated(self, seconds: float, tokens: int) -> None:
-        """Note how long this rank's part of an evaluation took, without the wait for the others."""
+        """Note the time of this rank's part of an evaluation, without the wait for the others."""
         self._evaluated_s, self._evaluated_tokens = self._evaluated_s + seconds, self._evaluated_tokens + tokens
 
     def gather(self, figures: RankFigures) -> None:
-        """Give the figures of all to the first rank, and report who is slow. After an evaluation, by every rank."""
+        """Send all figures to the first rank, and report who is slow. After an evaluation, by every rank."""
         update: dict[str, Any] = {"evaluated_s": self._evaluated_s, "evaluated_tokens": self._evaluated_tokens}
         update["host"] = host_name()
         self._evaluated_s, self._evaluated_tokens = 0.0, 0
@@ -452,7 +449,7 @@ def _agreed(words: list[dict[str, Any]]) -> dict[str, Any]:
     return {"stop": stop, "batch_size": min(word["batch_size"] for word in words)}
 
 
-# What happened to this rank and no other. All else is the first one's to tell.
+# Events of this rank and no other. The first one reports all others.
 _OWN = ("out_of_memory", "micro_batch_shrunk", "not_compiled", "memory_exceeded", "throttled", "suspended")
 
 
@@ -496,7 +493,7 @@ class FollowerDirectory(RunDirectory):
         pass
 
 
-_STREAM = 0x44524F50  # 'DROP': apart from those of data/batches.py
+_STREAM = 0x44524F50  # 'DROP': other numbers than in data/batches.py
 _SEEDS = 1 << 62
 
 

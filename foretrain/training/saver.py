@@ -1,11 +1,11 @@
-"""Saving beside the training: the loop copies the state to the host's memory, a thread of its own writes it.
+"""Saving beside the training: the loop copies the state to host memory, a thread writes it.
 
 At most one save is under way. Where the host has no room for a copy, and at the end of a run, the loop writes the state
-itself and waits. A save that the disk or memory refuses leaves the earlier checkpoints as they are: the run goes on,
-says so, and tries again at the next one. Three of them in a row end the run, and so does one that is a run's last.
+itself. A save that the disk or memory refuses leaves the earlier checkpoints as they are: the run reports it,
+continues, and tries again at the next one. Three in a row end the run, and so does a failed last save.
 
-Each rank copies and writes its own. Whether a save has failed is the same for all, and what ends the run ends it in the
-same call on each: at the next save, as they hear of this one at different steps.
+Each rank copies and writes its own. All ranks agree on a failure, and end in the same call: at the next save, as they
+hear of this one at different steps.
 """
 
 import contextlib
@@ -27,15 +27,15 @@ from foretrain.training.attempts import is_out_of_memory
 from foretrain.training.checkpoint import Progress
 from foretrain.training.tensor_files import Snapshot, live, staged
 
-SPARE = 1.25  # of what a copy takes has to be there
+SPARE = 1.25  # of a copy's bytes has to be free
 MOST_FAILURES = 3  # one after the other
-_PASSING = ("disk.full", "disk.limit", "environment.cannot_write")  # what may be over at the next save
+_PASSING = ("disk.full", "disk.limit", "environment.cannot_write")  # may be over at the next save
 
 
 class Saver:
-    """Saves the checkpoints of a run. A context manager: what is under way at its end is waited for.
+    """Saves the checkpoints of a run. A context manager: its end waits for the save under way.
 
-    `limit_bytes`: what the process may take where it trains on a CPU. `blocked_s`: how long saving held up the loop.
+    `limit_bytes`: for the process where it trains on a CPU. `blocked_s`: how long saving held up the loop.
     """
 
     def __init__(
@@ -47,14 +47,15 @@ class Saver:
         self._held_s = 0.0  # by the last save alone
         self.verified: set[int] = set()
         self._thread: threading.Thread | None = None
-        self._unheard = False  # whether what became of a save is still to be told
+        self._unheard = False  # whether a save's result is still to be reported
         self._error: BaseException | None = None
         self._saved: Progress | None = None
         self._failures = 0
 
     def save(self, state: TrainState, progress: Progress, *, wait: bool) -> None:
         """Save this state, now or in the background. Raises UserError: with `wait` where it fails, else where too many
-        have failed, which may be the save before this one."""
+        have failed, which may be the save before this one.
+        """
         before = time.monotonic()
         self.finish()
         started = time.monotonic()
@@ -91,13 +92,13 @@ class Saver:
     def _write(self, snapshot: Snapshot, progress: Progress) -> None:
         try:
             checkpoint.commit(self.folder, snapshot, progress, self.peers)
-            with contextlib.suppress(OSError):  # what cannot be removed now is removed after the next save
+            with contextlib.suppress(OSError):  # removed after the next save instead
                 self.verified = checkpoint.retain(self.folder, self.keep, progress.best_step, self.verified, self.peers)
         except BaseException as error:  # the loop raises it
             self._error = error
 
     def poll(self) -> None:
-        """Hear of a save that has ended. Raises UserError where too many have failed."""
+        """Look for the end of a save. Raises UserError where too many have failed."""
         if self._thread is not None and not self._thread.is_alive() and self._may_tell():
             self.finish()
 
@@ -145,7 +146,7 @@ class Saver:
         if kind is None:
             self.finish()
         elif issubclass(kind, Exception) and self._thread is not None:
-            # What ended the run counts, not what its last save met; a second Ctrl-C does not even wait for that.
+            # The run's error counts, not its last save's; a second Ctrl-C does not even wait for that.
             self._thread.join()
 
 

@@ -40,14 +40,14 @@ from foretrain.training import checkpoint
 from foretrain.training.checkpoint import Loaded, Progress
 from foretrain.training.device import TORCH_DTYPES, Placement
 
-SHORT_S = 4.0  # a run of fewer seconds at the CPU's nominal peak is not measured for
-# A run of fewer seconds at that peak is not compiled: compiling takes 5 to 40 s, or 3 s where all is known from before,
-# and 100 MB more; a compiled step is 7% faster (docs/speed.md).
+SHORT_S = 4.0  # no measurement for a run of fewer seconds at the CPU's nominal peak
+# A run of fewer seconds at that peak is not compiled: compiling takes 5 to 40 s, or 3 s from a warm cache, and 100 MB
+# more; a compiled step is 7% faster (docs/speed.md).
 SHORT_TO_COMPILE_S = 150.0
 BUDGET_S = 2.0
-LEAST_GAIN = 0.05  # what is not faster by this share is not worth other kernels
-LEAST_ROUNDS = 8  # of those that are near each other, however long a step takes: the best of three can be an accident
-LAGS, NEAR = 1.5, 1.15  # a candidate that is slower by this factor is not timed again; after half of the rounds
+LEAST_GAIN = 0.05  # a smaller gain is not worth other kernels
+LEAST_ROUNDS = 8  # of near candidates, however long a step takes: the best of three can be an accident
+LAGS, NEAR = 1.5, 1.15  # a candidate that is slower by this factor is dropped; after half of the rounds
 KEPT = Cache("choices")
 CHOSEN = named(lambda option: option.chosen_on_cpu is not None)
 # Logits of a micro-batch beyond this are made in chunks. On two CPUs that took as long (0.94 to 1.0 of a step of two
@@ -66,7 +66,7 @@ class StepVariant(Record):
 
 
 class Choice(Record):
-    """The fastest way first, then the others that were timed, as fast as each got; and of which slice."""
+    """The fastest variant first, then the others, each with its best time; and the slice that was timed."""
 
     ways: tuple[StepVariant, ...]
     layers: int
@@ -77,40 +77,40 @@ class Choice(Record):
 
 @dataclass(frozen=True)
 class Chosen:
-    """A config whose choices are all made, where it runs, and what the user should hear of."""
+    """A fully decided config, its placement, and messages for the user."""
 
     config: RunConfig
     placement: Placement
 
 
 def recall(config: RunConfig, placement: Placement, record: TrainedRun, given: set[str]) -> Chosen:
-    """Go on as it was recorded, bit for bit, except for what the user now asks for otherwise."""
+    """Resume as recorded, bit for bit, except for the user's new choices."""
     old = record.config
     is_open = {key for key in CHOSEN if key not in given or getattr(config, key) == OPTIONS[key].chosen_on_cpu}
     update = {key: getattr(old, key) for key in is_open}
     if "cpu_threads" in update:  # the machine may be another one
         update["cpu_threads"] = min(update["cpu_threads"], usable_cores())
-    if "dtype" in update:  # what auto meant on the card that it ran on
+    if "dtype" in update:  # auto's choice on the recorded card
         placement = replace(placement, dtype=record.dtype)
     notes: tuple[tuple[str, dict[str, Any]], ...] = ()
     if "compile" not in given and not old.compile:
         update["compile"], placement = False, replace(placement, compiled=False)
     if "cuda_graph" not in given:  # also off where the step could not be recorded
         update["cuda_graph"] = old.cuda_graph
-    if placement.compiled and old.compile and not record.compiled:  # it could not be compiled then
+    if placement.compiled and old.compile and not record.compiled:  # compiling failed then
         placement, notes = replace(placement, compiled=False), (("still_eager", {}),)
     return _apply(config.model_copy(update=update), placement, notes)
 
 
 def decide(config: RunConfig, placement: Placement, given: set[str]) -> Chosen:
-    """Measure what is open, or look it up. `given`: the options that the user set. On a card nothing is open."""
+    """Measure open choices, or look them up. `given`: the options that the user set. On a card nothing is open."""
     if placement.device.type != "cpu":
         return Chosen(config, placement)
     config, placement = _in_chunks(config, placement, given)
     ways = candidates(config, given)
     if len(ways) == 1 or _is_short(config, placement):
         return _apply(_plain(config, placement), placement, ())
-    # What is measured is a step of the slice, so its options name the measurement.
+    # A step of the slice is measured, so its options name the measurement.
     slice_options = step_options(slice_of(config))
     path = KEPT.path(repr([placement.gpu.name, installed_torch(), usable_cores(), slice_options, ways]))
     choice = KEPT.record(path, Choice)
@@ -131,7 +131,7 @@ def decide(config: RunConfig, placement: Placement, given: set[str]) -> Chosen:
 
 
 def _in_chunks(config: RunConfig, placement: Placement, given: set[str]) -> tuple[RunConfig, Placement]:
-    """Chunk the loss, where its logits are large and nobody said how it is computed."""
+    """Chunk the loss, where its logits are large and no option says how to compute it."""
     logits_bytes = 4 * config.vocab_size * config.batch_size * config.block_size
     decided = "loss_chunk_size" in given or config.loss_chunk_size or config.auto_chunker
     if decided or logits_bytes < LARGE_LOGITS_BYTES:
@@ -144,7 +144,7 @@ def _in_chunks(config: RunConfig, placement: Placement, given: set[str]) -> tupl
 
 
 def spared_compiling(chosen: Chosen, given: set[str]) -> Chosen:
-    """Run uncompiled, where the run is over on a CPU before compiling pays, and nobody asked for it."""
+    """Run uncompiled, where a run on a CPU ends before compiling pays, unless asked for."""
     config, placement = chosen.config, chosen.placement
     nominal_s = _nominal_s(config, placement)
     is_open = placement.device.type == "cpu" and placement.compiled and "compile" not in given
@@ -155,7 +155,7 @@ def spared_compiling(chosen: Chosen, given: set[str]) -> Chosen:
 
 
 def _plain(config: RunConfig, placement: Placement) -> RunConfig:
-    """Choose what is open without a measurement: as PyTorch does it by itself."""
+    """Choose PyTorch's defaults without a measurement."""
     update: dict[str, Any] = {"dtype": placement.dtype} if config.dtype == "auto" else {}
     if config.attention == "auto":
         update["attention"] = "sdpa"
@@ -170,7 +170,7 @@ def _apply(config: RunConfig, placement: Placement, notes: tuple[tuple[str, dict
 
 
 def candidates(config: RunConfig, given: set[str]) -> list[StepVariant]:
-    """Return every way that the config leaves open; the first is what PyTorch does by itself."""
+    """Return every variant that the config leaves open, PyTorch's default first."""
     if config.matmul != "dtype":  # other arithmetic was asked for, and stays
         given = {*given, "master_weights"}
     dtypes: list[Dtype] = ["float32", "bfloat16"] if config.dtype == "auto" else [config.dtype]
@@ -198,7 +198,6 @@ def _nominal_s(config: RunConfig, placement: Placement) -> float | None:
 
 
 def slice_of(config: RunConfig) -> RunConfig:
-    """Return a config whose step takes about _SLICE_FLOPS and whose parts have the same shares."""
     c = config
     step = ModelShape.of(c).flops_per_token * c.batch_size * c.block_size
     layers = max(1, min(c.n_layer, int(c.n_layer * _SLICE_FLOPS / step * 2)))  # two layers before more rows
@@ -217,7 +216,7 @@ class Candidate:
         self.state: TrainState = build(own, torch.device("cpu"), TORCH_DTYPES[way.dtype], compile=False)
         tokens = torch.randint(0, own.vocab_size, (own.batch_size, own.block_size + 1))
         self.batch = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-        self.step()  # makes the moments, and oneDNN its kernels
+        self.step()  # allocates the moments, and oneDNN its kernels
 
     def step(self) -> float:
         started = self.clock()
@@ -229,8 +228,9 @@ class Candidate:
 
 
 def measure(config: RunConfig, ways: list[StepVariant]) -> Choice:
-    """Time the ways in turn, LEAST_ROUNDS and for about BUDGET_S; what falls far behind is dropped. torch's generator
-    and thread count are left as they were."""
+    """Time the variants in turn, LEAST_ROUNDS and for about BUDGET_S, and drop slow ones. torch's generator and thread
+    count are restored.
+    """
     sliced, started, threads = slice_of(config), time.perf_counter(), torch.get_num_threads()
     with torch.random.fork_rng(devices=[]):
         torch.set_num_threads(1)
@@ -270,7 +270,9 @@ def _best(timed: list[Candidate]) -> Candidate:
 
 
 def _fewer_threads(best: Candidate, config: RunConfig) -> StepVariant | None:
-    """Return the best way on fewer threads where that is faster: on real cores only, or on one for a small model."""
+    """Return the best variant on fewer threads where that is faster: on real cores only, or on one for a small
+    model.
+    """
     now, best.clock = best.way.threads, time.perf_counter
     if config.cpu_threads or "OMP_NUM_THREADS" in os.environ:  # somebody decided
         return None
@@ -289,7 +291,7 @@ STAGING = ".import-"
 
 @dataclass(frozen=True)
 class Start:
-    """Where a run starts: steps done already, and what the weights were: their path and their SHA-256."""
+    """Where a run starts: its step, and the path and SHA-256 of its weights."""
 
     step: int
     path: str
@@ -331,7 +333,7 @@ def put(weights: WeightsFile, state: TrainState, scratch: Path) -> Start:
 
     `scratch` is a folder on a disk with room for a copy of a ckpt.pt. Raises UserError.
     """
-    for left in scratch.glob(f"{STAGING}*"):  # of a process that was killed
+    for left in scratch.glob(f"{STAGING}*"):  # a killed process's
         shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=STAGING, dir=scratch) as name:
         try:
@@ -353,7 +355,7 @@ def put(weights: WeightsFile, state: TrainState, scratch: Path) -> Start:
 
 
 def known_digest(events: list[dict[str, Any]]) -> str | None:
-    """Return the SHA-256 that a run's events say its weights had when it began; None where they say none."""
+    """Return the SHA-256 of the run's first weights by its events; None where they have none."""
     for event in reversed(events):
         values = event.get("values")
         if event.get("id") == "started_from" and isinstance(values, dict) and isinstance(values.get("sha256"), str):
@@ -382,8 +384,9 @@ def _digest(files: tuple[str, ...]) -> str:
 
 
 def config_digest(config: RunConfig) -> str:
-    """Hash every option that decides what is learned; how a step is cut into micro-batches does not, and neither do
-    options of another recipe, so that a new recipe leaves older runs as they were."""
+    """Hash every option that decides what is learned; neither the split into micro-batches nor options of other
+    recipes, so that a new recipe leaves older runs as they were.
+    """
     needs = {key: option.needs for key, option in OPTIONS.items() if option.needs and option.needs[0] == "recipe"}
     idle = {key for key, (_, recipe) in needs.items() if recipe != config.recipe}
     values = {key: value for key, value in config.model_dump().items() if decides(key) and key not in idle}
@@ -392,7 +395,7 @@ def config_digest(config: RunConfig) -> str:
 
 
 def keep_origin(config: RunConfig, record: TrainedRun, directory: RunDirectory) -> RunConfig:
-    """Keep where a run once started, which init_from = resume does not say. Raises UserError."""
+    """Keep where a run once started, which init_from = resume does not tell. Raises UserError."""
     keys, before = ("init_from", "init_optimizer"), record.config
     if config.init_from == "resume":
         return config.model_copy(update={key: getattr(before, key) for key in keys})
@@ -415,12 +418,12 @@ def _changes(keys: Iterable[str], old: RunConfig, new: RunConfig) -> list[str]:
 def differences(
     loaded: Loaded, previous: TrainedRun, config: RunConfig, placement: Placement, threads: int | None, world: int = 1
 ) -> list[tuple[str, dict[str, Any]]]:
-    """Return what the user should hear of a resume, as (event id, values): what was passed over or has changed."""
+    """Return what the user should hear of a resume, as (event id, values): skipped checkpoints and changes."""
     found: list[tuple[str, dict[str, Any]]] = [
         ("checkpoint_skipped", {"name": name, "problem": problem}) for name, problem in loaded.skipped
     ]
     old = previous.config
-    # Another split has an event of its own; what the steps were carried out with counts, not what was asked for.
+    # Another split has an event of its own; what the steps used counts, not what was asked for.
     rounding = _changes(BY_VALUE, old, config)
     if previous.compiled != placement.compiled:
         rounding.append(f"compile: {previous.compiled} → {placement.compiled}")
@@ -445,7 +448,8 @@ def differences(
 
 def resumed_split(new: RunConfig, previous: TrainedRun) -> tuple[RunConfig, str, dict[str, Any]]:
     """Return (the config with the micro-batch that memory had forced, unless another is asked for; event id, values).
-    The id is '' where there is nothing to report."""
+    The id is '' where there is nothing to report.
+    """
     old = previous.config
     if new.batch_size == old.batch_size and not new.auto_batch_size:
         return new, "", {}
@@ -476,7 +480,7 @@ def check_compatible(progress: Progress, config: RunConfig, info: DatasetInfo, d
 
 
 def worlds(previous: TrainedRun, step: int, world: int) -> tuple[tuple[int, int], ...]:
-    """Return (from which step, ranks) of a run that resumes at `step`; none where it always had as many."""
+    """Return (from which step, ranks) of a run that resumes at `step`; none where the number never changed."""
     before = previous.worlds or ((0, previous.world),)
     kept = tuple(one for one in before if one[0] < step)
     changed = kept if kept and kept[-1][1] == world else (*kept, (step, world))
@@ -484,10 +488,10 @@ def worlds(previous: TrainedRun, step: int, world: int) -> tuple[tuple[int, int]
 
 
 def with_former(record: TrainedRun, former: TrainedRun | None) -> TrainedRun:
-    """Fill in what the process before measured wherever this one has made no step: its speed, its memory.
+    """Fill in the earlier process's speed and memory where this one has made no step; of a phase that both measured
+    this one's stays.
 
-    Only of the same device, dtype, ranks and way to run the step; of another one it would be no measurement. A phase
-    that both measured is this one's. `former`: the record as the resume found it.
+    Only of the same device, dtype, ranks and kind of step. `former`: the record before the resume.
     """
     same = ("gpu", "dtype", "compiled", "world")
     if former is None or any(getattr(record, name) != getattr(former, name) for name in same):

@@ -1,7 +1,7 @@
 """The tensors of a checkpoint, and their bytes in the safetensors format (huggingface/safetensors, README: format).
 
-They are written by hand, piece by piece: so a full disk is seen as the system's own error, each byte is hashed once on
-its way, nothing that is not finite passes, and a save without a copy needs no memory.
+They are written piece by piece: so a full disk gives the system's own error, each byte is hashed once, nothing that is
+not finite passes, and a save without a copy needs no memory.
 """
 
 import json
@@ -24,7 +24,7 @@ _NAMES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
-# Bits of the exponent: where all are set, the number is infinite or none.
+# Bits of the exponent: where all are set, the number is infinite or NaN.
 _EXPONENTS = {
     torch.float64: (np.uint64, 0x7FF << 52), torch.float32: (np.uint32, 0xFF << 23),
     torch.float16: (np.uint16, 0x1F << 10), torch.bfloat16: (np.uint16, 0xFF << 7),
@@ -50,8 +50,9 @@ def tensors_of(state: TrainState) -> Files:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a checkpoint holds. `scaler`: of float16, as JSON. Tensors may be the state's own, or copies on the host.
-    `begins`: of files with parts of tensors, the row of the whole one at which each begins."""
+    """The content of a checkpoint. `scaler`: of float16, as JSON. Tensors may be the state's own, or copies on the
+    host. `begins`: of files with parts of tensors, the row of the whole one at which each begins.
+    """
 
     files: Files
     scaler: dict[str, float] | None
@@ -81,7 +82,7 @@ def file_name(kind: str, rank: int = 0, world: int = 1) -> str:
 
 
 def _own(state: TrainState) -> tuple[Files, dict[str, dict[str, int]]]:
-    """Return what this rank writes, and where it begins. The generators are the first rank's."""
+    """Return what this rank writes, and its first rows. The generators are the first rank's."""
     assert state.parallel is not None
     rank, world = dist.get_rank(), state.parallel.sharing.world
     dealt = state.optimizer is not states_of(state.optimizer)  # each rank has whole states, of its own parameters
@@ -103,7 +104,7 @@ def _own(state: TrainState) -> tuple[Files, dict[str, dict[str, int]]]:
 
 
 def staged(state: TrainState) -> Snapshot:
-    """Copy into the host's memory, tensor by tensor, so that nothing is needed on a device."""
+    """Copy into host memory, tensor by tensor, with no temporaries on a device."""
     own = live(state)
     files = {
         file: {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}

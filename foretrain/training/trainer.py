@@ -1,6 +1,6 @@
 """The training loop: steps, evaluation, progress, checkpoints, exact resume, a clean stop.
 
-It knows nothing of forecasts, and it does not print: what happens is told to `listen` as records and notes.
+It knows nothing of forecasts, and it does not print: `listen` gets records and notes.
 """
 
 import contextlib
@@ -56,8 +56,8 @@ from foretrain.training.vitals import Vitals
 class Trainer:
     """Trains one run in its directory, whose lock the caller holds.
 
-    `expected`: seconds of a step and of an evaluation as they were forecast. `contention`: what watches other programs
-    on a CPU. `ranks`: those that train it together, of which this is one.
+    `expected`: seconds of a step and of an evaluation by the forecast. `contention`: watches other programs on a CPU.
+    `ranks`: those that train it together, of which this is one.
     """
 
     def __init__(
@@ -113,11 +113,11 @@ class Trainer:
         self.ranks.ends = self._another_ended
 
     def _take(self, config: RunConfig) -> None:
-        """Take the run's config; `own` is what this rank carries out of each step."""
+        """Take the run's config; `own` is this rank's part of each step."""
         self.config, self.own = config, self.together.part_of(config)
 
     def run(self, *, resume: bool = False) -> TrainedRun:
-        """Train to the end or to a signal; the record is written in every case but a resume that was refused."""
+        """Train to the end or to a signal; the record is written unless a resume is refused."""
         with self.flag:
             return self._run(resume)
 
@@ -135,7 +135,7 @@ class Trainer:
             with self.feed, self.saver, guard, fp16, self.waiting:
                 self._begin(resume)
                 finished = self._loop()
-            self._mend_folder()
+            self._restore_folder()
             if finished and self.ranks.first:
                 self._judge_end()
         except BaseException as raised:
@@ -152,8 +152,8 @@ class Trainer:
             raise ending.error from None
         return self._write_record("finished" if finished else "interrupted", self.flag.signal_name)
 
-    def _mend_folder(self) -> None:
-        """Write again what the run began with, where somebody removed its folder under it, and say so."""
+    def _restore_folder(self) -> None:
+        """Restore the run's first files, where somebody removed its folder, and report it."""
         if lost := self.directory.restore_removed():
             self._note("files_missing", files=list(lost), path=str(self.directory.path))
 
@@ -169,7 +169,7 @@ class Trainer:
         return [line["train_loss"] for line in lines if line["kind"] == "evaluation"]
 
     def _machine_is_full(self, held: int, free: int, total: int) -> None:
-        """End from another thread, while this one asks for more: there is no way back into the step, only out."""
+        """End from another thread, while this one asks for more memory: it cannot get back into the step."""
         values = {"held": held, "free": free, "total": total, "step": self.progress.step}
         error = UserError("memory.machine_full", **values)
         with contextlib.suppress(Exception):
@@ -185,7 +185,7 @@ class Trainer:
         self.end_process(error)
 
     def _write_fault(self, status: Any, reason: str) -> None:
-        """Write it unless the resume was refused: the record is of the config that the run has."""
+        """Write it unless the resume was refused: the record has the run's config."""
         if self._entered:
             with contextlib.suppress(OSError):  # a full disk takes the record too; the error is what counts
                 self._write_record(status, reason)
@@ -219,12 +219,12 @@ class Trainer:
             self._resume()
         else:
             self._start()
-        self._record_anew()
+        self._record_graph()
         if self.config.matmul != "dtype":
             precision_check.check_before(self.state, self.train_tokens, self.placement.dtype, self._note)
 
     def _start(self, sha256: str | None = None) -> None:
-        """Start from the weights that init_from names, if any; `sha256`: what they were when the run began before."""
+        """Start from the weights that init_from names, if any; `sha256`: theirs when the run first began."""
         if (weights := starting.find(self.config.init_from)) is None:
             return
         start = starting.put(weights, self.state, self.directory.scratch)
@@ -238,7 +238,7 @@ class Trainer:
         previous = self.directory.read_record()
         self.ranks.agree(None, lambda words: None)  # all have read it, before the first one writes another
         self.started_at, self.resumed_from = previous.started_at, previous.resumed_from
-        if loaded is None:  # nothing was saved yet, but what was logged belongs to its config all the same
+        if loaded is None:  # nothing was saved yet, but the log belongs to its config all the same
             digest, fingerprint = config_digest(previous.config), previous.dataset.fingerprint
             start = Progress(step=0, config_digest=digest, dataset_fingerprint=fingerprint)
             self._check_compatible(start)
@@ -264,7 +264,7 @@ class Trainer:
         self._write_record("running")
 
     def _resume_split(self, previous: TrainedRun) -> None:
-        """Go on with the micro-batch that memory had forced, unless another one is asked for; say what that means."""
+        """Resume with the micro-batch that memory had forced, unless another one is asked for; report its effect."""
         self.shrunk_from = previous.shrunk_from
         config, id, values = starting.resumed_split(self.config, previous)
         if id:
@@ -275,10 +275,10 @@ class Trainer:
         self._take(config)
         self.graphed = None
         use_split(self.state, self.own, compiled=self.placement.compiled)
-        self._record_anew()
+        self._record_graph()
 
-    def _record_anew(self) -> None:
-        """Record steps as one graph again, where config/checks.py says so and nothing in them is the host's."""
+    def _record_graph(self) -> None:
+        """Record steps as one graph again, where config/checks.py allows it and no part of them is on the host."""
         self.graphed = None
         if not self.together.several and not (self.config.dropout and self.together.by_number):
             asked = with_original_micro_batch(self.config, self.shrunk_from)
@@ -290,7 +290,7 @@ class Trainer:
             self._not_recorded("several ranks share the run")
 
     def _not_recorded(self, reason: str) -> None:
-        self._take(self.config.model_copy(update={"cuda_graph": "off"}))  # so it goes on, and so a resume does
+        self._take(self.config.model_copy(update={"cuda_graph": "off"}))  # so it continues, and so does a resume
         self._note("not_recorded", reason=reason)
 
     def _check_compatible(self, progress: Progress) -> None:
@@ -299,8 +299,8 @@ class Trainer:
     def _loop(self) -> bool:
         """Take steps until max_iters (true) or until a signal asked for a stop (false).
 
-        On a card a step's loss is read when the next step is under way, so that it never waits for the host; before
-        anything is evaluated or saved, what is open is read.
+        On a card a step's loss is read during the next step, so that the card never waits for the host; before an
+        evaluation or a save, the open step is read.
         """
         c = self.config
         self.pace.begin(self.clock(), self.progress.step)
@@ -336,7 +336,7 @@ class Trainer:
         return False
 
     def _settle(self) -> None:
-        """Read, judge and log the step that is open, if one is. Raises UserError 'diverged.…'."""
+        """Read, judge and log the open step, if any. Raises UserError 'diverged.…'."""
         if self._open is None:
             return
         (step, reading), self._open = self._open, None
@@ -359,7 +359,7 @@ class Trainer:
         def carry_out(batches: Iterable[Batch]) -> StepResult:
             if step and self.meter.gradients_bytes is None and self.meter.wants("steady_step"):
                 self.meter.watch(self.state, compiled=self.placement.compiled)
-            # Of steps that become a graph the recorded one shows what a run holds from then on, if there is one.
+            # Of steps that become a graph the recorded one shows the run's memory from then on, if there is one.
             waits = step and self.graphed and 0 < self.graphed.left < self.config.max_iters - step
             with contextlib.nullcontext() if waits else self.meter.phase(phase, self.state):
                 return self.graphed(batches, rate) if self.graphed else train_step(self.state, batches, rate)
@@ -385,7 +385,7 @@ class Trainer:
                 self._shrink(step)
 
     def _smaller_at_resume(self, id: str) -> UserError:
-        """Record a smaller micro-batch for a resume from the last checkpoint, where the work cannot be done again."""
+        """Record a smaller micro-batch for a resume from the last checkpoint, where the work cannot be repeated."""
         return self._out_of_memory("memory.one_sequence" if self.own.batch_size == 1 else id)
 
     def _take_smaller(self, batch_size: int) -> None:
@@ -398,13 +398,13 @@ class Trainer:
             raise UserError(f"environment.{id}", reason=failed.reason)
         self.placement = replace(self.placement, compiled=False)
         go_eager(self.state)
-        self._record_anew()
+        self._record_graph()
         self._note("not_compiled", reason=failed.reason)
 
     def _shrink(self, step: int) -> None:
         """Take a smaller micro-batch for the same rows. Raises UserError where it is one sequence already.
 
-        One rank of several cuts its own rows only, as others are in the same step; from the next one on all do.
+        One rank of several cuts only its own rows, as others are in the same step; from the next one on all do.
         """
         c = self.config
         if self.together.several:
@@ -428,13 +428,13 @@ class Trainer:
         self._note("micro_batch_shrunk", step=step, old=old, new=batch_size, accumulation=more)
 
     def _confer(self, step: int) -> None:
-        """Agree after the same step on all ranks, as one of them has something to tell."""
+        """Agree after the same step on all ranks, as one of them has a message."""
         batch_size = self.together.confer(self.config.batch_size)
         if batch_size != self.config.batch_size:
             self._shrink_to(step, batch_size)
 
     def _keep_config(self) -> None:
-        with contextlib.suppress(OSError):  # a full disk: only a resume would miss it, and find the same way again
+        with contextlib.suppress(OSError):  # a full disk: only a resume would miss it, and find the same split again
             self.directory.write_config(self.config)
             self._write_record("running")
 
@@ -461,8 +461,9 @@ class Trainer:
             self._note("memory_exceeded", peak=peak, limit=self.watch.limit_bytes)
 
     def _of_others(self) -> dict[str, float]:
-        """Return a key for a line of metrics.jsonl, on a CPU: `others_cores`, used by other programs since the last
-        one."""
+        """Return `others_cores` for a line of metrics.jsonl on a CPU: cores used by other programs since the
+        last one.
+        """
         others = self.contention.take_others()
         return {} if others is None else {"others_cores": round(others, 2)}
 
@@ -470,7 +471,7 @@ class Trainer:
         for id, values in told:
             self._note(id, step=self.progress.step, **values)
             if id == "machine_busy":
-                self.pace.expected = None  # the forecast is of a quiet machine; what is measured now says more
+                self.pace.expected = None  # the forecast is of a quiet machine; measurements now tell more
         if self.contention.gives_way != self.waiting.asleep:
             self.waiting.sleep() if self.contention.gives_way else self.waiting.spin()
         if self.waiting.asleep and any(id == "machine_busy" for id, _ in told):
@@ -484,7 +485,7 @@ class Trainer:
         for split, tokens in (("train", self.train_tokens), ("val", self.val_tokens)):
             while isinstance(loss := self._mean_loss(split, tokens, phase), str | NotCompiled):
                 self._go_eager(loss) if isinstance(loss, NotCompiled) else self._shrink_evaluation(step)
-            if loss is None:  # a signal came; the evaluation will be done again after the resume
+            if loss is None:  # a signal came; the evaluation is repeated after the resume
                 return
             losses[split] = loss
         if not math.isfinite(losses["val"]):
@@ -507,7 +508,7 @@ class Trainer:
             self.together.gather(self._figures())
         start = self.progress.first_val_loss or losses["val"]
         if nonfinite.diverging([start, losses["train"]], self.config.vocab_size) and not self._diverging:
-            self._diverging = True  # said once
+            self._diverging = True  # reported once
             self._note("diverging", step=step, loss=losses["train"])
         if step and (best or force or self.config.always_save_checkpoint):
             self._save(wait=force)
@@ -570,14 +571,14 @@ class Trainer:
         self._tell("saving", self.progress.step)
         more = {"elapsed_s": self._elapsed_s(), "dropout_by_number": self.together.by_number}
         self.progress = self.progress.model_copy(update=more)
-        self._mend_folder()
+        self._restore_folder()
         self.saver.save(self.state, self.progress, wait=wait)
 
     def _elapsed_s(self) -> float:
         return self._elapsed_before_s + self.clock() - self._started
 
     def _tell(self, phase: Literal["training", "evaluating", "saving"], step: int) -> None:
-        """Report what the run does from now on; the first pass of each kind is compiled."""
+        """Report the run's phase; the first pass of each kind is compiled."""
         compiles = self.placement.compiled and phase != "saving" and phase not in self._passed
         self.directory.tell("compiling" if compiles else phase, step)
 

@@ -1,9 +1,8 @@
-"""`PhaseMeter`: the memory of each phase of somebody else's training in this process.
+"""`PhaseMeter`: the memory of each phase of another trainer in this process.
 
-On CUDA these are the allocator's own peaks; between two phases they are reset, so what
-torch.cuda.max_memory_allocated() says afterwards is of the last phase. On a CPU the allocator counts nothing, so the
-profiler watches it: in the first step, two later ones, one evaluation and one save. What matrix kernels take for
-themselves is left out, as it depends on the processor.
+On CUDA these are the allocator's own peaks, reset between phases, so torch.cuda.max_memory_allocated() afterwards is of
+the last phase. On a CPU the profiler watches the first step, two later ones, one evaluation and one save, without the
+processor-dependent temporaries of matrix kernels.
 """
 
 import functools
@@ -37,26 +36,26 @@ def held_tensors(model: Any, optimizer: Any) -> list[torch.Tensor]:
 
 class PhaseMeter:
     """Measures phases one after the other; `memory` has the result. `resets`: whether a card's peaks may be reset;
-    where not, only phases are known that reach higher than all before. `on_cpu`: whether the profiler may watch a CPU.
+    where not, only phases with a new highest peak are known. `on_cpu`: whether the profiler may watch a CPU.
     """
 
     def __init__(self, model: Any, device: torch.device, *, resets: bool = True, on_cpu: bool = True) -> None:
         self.model, self.device, self.resets = model, device, resets
-        self.on_cpu = on_cpu and device.type == "cpu"  # nothing counts what an Apple GPU takes here
+        self.on_cpu = on_cpu and device.type == "cpu"  # nothing counts an Apple GPU's memory here
         self.optimizer: Any = None
         self.phase = ""
         self.found: dict[str, MeasuredPhase] = {}
         self.seen: Counter[str] = Counter()
         self._before = 0  # a card's highest peak of earlier phases
         self._running: profile | None = None
-        self._standing: int | None = None  # bytes that were held where the profiler began
+        self._standing: int | None = None  # bytes held where the profiler began
 
     @property
     def cuda(self) -> bool:
         return self.device.type == "cuda"
 
     def memory(self, before: MeasuredMemory) -> MeasuredMemory:
-        """Return all phases so far; of those that have not come again since a resume, what was measured `before` it."""
+        """Return all phases so far; phases that have not recurred since a resume are as measured `before` it."""
         self.look()
         known = {phase.phase: phase for phase in before.phases} | self.found
         if not known:
@@ -68,7 +67,7 @@ class PhaseMeter:
         )  # fmt: skip
 
     def load(self) -> None:
-        """Note what is held before the first step: on CUDA with the highest moment of loading."""
+        """Note what is held before the first step: on CUDA with the peak of loading."""
         if self.cuda:
             self._take(
                 "load", torch.cuda.max_memory_allocated(self.device), torch.cuda.max_memory_reserved(self.device)
@@ -97,7 +96,7 @@ class PhaseMeter:
             self.end()
 
     def look(self) -> None:
-        """Take the peaks of a card so far into the phase that goes on."""
+        """Take the peaks of a card so far into the current phase."""
         if self.cuda and self.phase:
             self._look(self.phase)
 
@@ -130,8 +129,8 @@ class PhaseMeter:
         )
 
 
-# A callback hears nothing of an exception. So while a run trains, the Trainer's own methods are called through a
-# wrapper on the instance, which says what begins, what ends and what failed, and changes nothing.
+# A callback hears nothing of an exception. So the Trainer's own methods get a wrapper on the instance that reports
+# beginnings, ends and failures, and changes nothing.
 
 PARTS = {"training_step": "micro_batch", "evaluate": "evaluate", "_save_checkpoint": "save"}
 MOST_FRAMES = 40
@@ -164,9 +163,9 @@ class Hooks:
 
     def __init__(self, trainer: Any, optimizer: Any, listener: Listener) -> None:
         self.listener = listener
-        self._set: list[tuple[Any, str, Any, Any]] = []  # owner, name, ours, what stood there
+        self._set: list[tuple[Any, str, Any, Any]] = []  # owner, name, ours, the original
         self._before = sys.excepthook
-        self._failing = 0  # which error was told; never the error, whose frames hold tensors
+        self._failing = 0  # the id of the reported error; never the error, whose frames hold tensors
         if trainer is not None:
             for name, part in PARTS.items():
                 self._wrap(trainer, name, part)
@@ -208,7 +207,7 @@ class Hooks:
         self._set.append((owner, name, wrapped, before))
 
     def _told(self, part: str, error: BaseException) -> None:
-        if id(error) != self._failing:  # one within another part is told once
+        if id(error) != self._failing:  # one within another part is reported once
             self._failing = id(error)
             self.listener.failed(part, error)
 

@@ -1,8 +1,8 @@
-"""What a run writes down of its machine besides its steps: the card's clock and who holds it, and how memory ran out.
+"""A run's records of its machine: the card's clock and other users, and how memory ran out.
 
-All of it is for `foretrain explain`, and none of it may cost or break anything: what cannot be had is left out, cards
-are asked once a second at most. A report of memory that ran out is made of numbers and texts only, while the exception
-still lives, so that it holds nothing.
+All of it is for `foretrain explain`, and must neither cost nor break anything: unknown figures are left out, cards are
+asked once per second at most. An out-of-memory report is made of numbers and texts while the exception still lives, so
+that it holds nothing.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from foretrain.runs.folder import RunDirectory
 from foretrain.training.attempts import is_out_of_memory
 
 EVERY_S = 1.0
-# What lowers a card's clock beyond its own limits of power, and in how many samples one after the other it has to.
+# What lowers a card's clock beyond its own power limit, and in how many samples in a row it has to.
 _THROTTLING = ("thermal", "hardware_thermal", "hardware_slowdown", "power_brake")
 _SAMPLES, _TOLD_EVERY_S = 5, 600.0
 MAX_MESSAGE = 400
@@ -53,8 +53,9 @@ class Vitals:
         self._odd: list[tuple[str, dict[str, Any]]] = []
 
     def now(self) -> dict[str, Any]:
-        """Return keys for a line of metrics.jsonl: `cpu_s` of this process since the line before, and on a card what
-        PyTorch holds, its clock, power, heat, what lowers the clock, and what other processes hold there."""
+        """Return keys for a line of metrics.jsonl: `cpu_s` of this process since the line before, and on a card
+        PyTorch's memory, clock, power, heat, throttling, and other processes' memory.
+        """
         cpu_s, before_s = time.process_time(), self._cpu_s
         self._cpu_s = cpu_s
         found: dict[str, Any] = {"cpu_s": round(cpu_s - before_s, 4)}
@@ -91,7 +92,7 @@ class Vitals:
             self._odd.append(("throttled", values))
 
     def odd(self) -> list[tuple[str, dict[str, Any]]]:
-        """Return what to report of the machine since this was asked last, as (event id, values)."""
+        """Return events of the machine since the last call, as (event id, values)."""
         found, self._odd = [*self._odd, *self.clocks.look()], []
         return found
 
@@ -105,13 +106,12 @@ class Vitals:
         return self._cards.one(self._index, (os.getpid(),))
 
     def watching(self, state: TrainState, phase: str, step: int) -> Callable[[BaseException, int], None]:
-        """Return what hears (the exception, micro-steps begun) where memory runs out in this phase."""
+        """Return a function of (the exception, micro-steps begun) for out-of-memory errors in this phase."""
         return lambda error, micro_step: self.ran_out(error, state, step, phase=phase, micro_step=micro_step)
 
     def ran_out(
         self, error: BaseException, state: TrainState | None, step: int, *, phase: str = "", micro_step: int = 0
     ) -> None:
-        """Write the event 'out_of_memory'; other errors are not its business, and its own never come out."""
         if not is_out_of_memory(error):
             return
         with contextlib.suppress(Exception):
@@ -143,7 +143,6 @@ class Vitals:
 
 
 def of_host() -> dict[str, int]:
-    """Return what the process holds on a CPU, what is free, and what other programs use of its memory."""
     found: dict[str, int] = {}
     resident = resident_bytes()
     if resident is not None:
@@ -157,7 +156,7 @@ def of_host() -> dict[str, int]:
 
 
 def live(state: TrainState) -> dict[str, int]:
-    """Return the bytes of what a state holds now, and how it is cut into micro-batches."""
+    """Return the bytes of a state, and how it is split into micro-batches."""
     moments = (v for s in state.optimizer.state.values() for v in s.values() if isinstance(v, torch.Tensor))
     config = state.config
     return {
@@ -183,22 +182,20 @@ def moment_of(trace: TracebackType | None) -> str:
 
 
 def _in_backward(files: list[str]) -> bool:
-    """Return whether it is within backward, where checkpointed blocks are computed again."""
+    """Return whether it is within backward, where checkpointed blocks are recomputed."""
     return any("torch/autograd/" in file or file.endswith("torch/_tensor.py") for file in files)
 
 
-SUSPENDED_S, SET_S = 2.0, 60.0  # less is not told: NTP moves a clock by fractions of a second
+SUSPENDED_S, SET_S = 2.0, 60.0  # less is not reported: NTP moves a clock by fractions of a second
 
 
 def _with_suspends() -> float:
-    """Return seconds since the start of the machine, on Linux those in which it was suspended included."""
+    """Return seconds since the start of the machine, on Linux including suspends."""
     number = getattr(time, "CLOCK_BOOTTIME", None)
     return time.clock_gettime(number) if number is not None else time.monotonic()
 
 
 class Clocks:
-    """The three clocks of a machine; the arguments are stand-ins for tests."""
-
     def __init__(
         self, monotonic: Callable[[], float] = time.monotonic, boot: Callable[[], float] = _with_suspends,
         wall: Callable[[], float] = time.time,
@@ -207,7 +204,6 @@ class Clocks:
         self._suspended_s, self._moved_s = self._gaps()
 
     def _gaps(self) -> tuple[float, float]:
-        """Return how far the clock with suspends is ahead of the one without, and the wall's of the former."""
         monotonic, boot, wall = (clock() for clock in self._clocks)
         return boot - monotonic, wall - boot
 

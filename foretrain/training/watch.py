@@ -342,7 +342,6 @@ class Sampler(threading.Thread):
         self.start()
 
     def end(self) -> None:
-        """Stop; a driver that does not answer is not waited for."""
         self._ending.set()
         self.join(_WAIT_FOR_SAMPLER_S)
         if self.is_alive():

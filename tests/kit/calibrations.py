@@ -25,7 +25,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(module, "SMALL_STEPS", 2)
     small = {"n_layer": 1, "n_embd": 32, "block_size": 16, "batch_size": 2}
     monkeypatch.setattr(module, "SMALL_REFERENCE", {**module.SMALL_REFERENCE, **small})
-    monkeypatch.setattr(kernels, "product_shapes", lambda large: [(64, 96, 32), (128, 64, 64)])
+    monkeypatch.setattr(kernels, "matmul_shapes", lambda large: [(64, 96, 32), (128, 64, 64)])
     for name, value in (("ENOUGH_S", 0.0), ("FEWEST", 1), ("SHAPES", ((64, 96, 32),)), ("HEADS", ((2, 16, 8),)),
                         ("SMALLEST_BYTES", 4096), ("SIZES", 3), ("PAGES_BYTES", 1 << 20), ("LAUNCHES", 5)):  # fmt: skip
         monkeypatch.setattr(peaks, name, value)

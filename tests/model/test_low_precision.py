@@ -19,8 +19,8 @@ from foretrain.model.gpt2 import GPT
 from foretrain.model.low_precision import (
     E4M3,
     E5M2,
-    Fp8Product,
-    Int8Product,
+    Fp8Matmul,
+    Int8Matmul,
     LowPrecisionLinear,
     convert,
     fp16_accumulation,
@@ -61,7 +61,7 @@ def test_fp8_products_are_those_of_the_quantised_factors(m: int, n: int, k: int,
     x = (torch.randn(m, k) * 2.0**exponent).requires_grad_()
     w = torch.randn(n, k, requires_grad=True)
     g = torch.randn(m, n) * 1e-6
-    y = Fp8Product.apply(x, w, torch.float32)
+    y = Fp8Matmul.apply(x, w, torch.float32)
     y.backward(g)
 
     def widened(t: Tensor, dtype: torch.dtype) -> Tensor:
@@ -90,7 +90,7 @@ def test_int8_sums_are_exact_where_the_processor_adds_in_16_bits(k: int, monkeyp
     monkeypatch.setattr(low_precision.cpu, "sums_are_exact", False)
     monkeypatch.setattr(low_precision, "_int_mm", None)  # not asked then
     with torch.autocast("cpu", torch.bfloat16):
-        y = low_precision._int8_product(random, torch.ones(32, 1), random.t(), None, torch.float32)
+        y = low_precision._int8_matmul(random, torch.ones(32, 1), random.t(), None, torch.float32)
     torch.testing.assert_close(y, (random.double() @ random.double().t()).float(), rtol=1e-6, atol=0)
 
 
@@ -101,7 +101,7 @@ def test_int8_products_are_those_of_the_quantised_factors(m: int, n: int, k: int
     torch.manual_seed(seed)
     x, w = torch.randn(m, k, requires_grad=True), torch.randn(n, k, requires_grad=True)
     g = torch.randn(m, n) * torch.rand(m, 1) * 1e-5
-    y = Int8Product.apply(x, w, torch.float32, all_three)
+    y = Int8Matmul.apply(x, w, torch.float32, all_three)
     y.backward(g)
     wide = []
     for t in (x.detach(), w.detach()):
@@ -122,11 +122,11 @@ def test_int8_products_are_those_of_the_quantised_factors(m: int, n: int, k: int
     assert torch.cosine_similarity(w.grad.double().flatten(), truth.flatten(), 0) > 0.99
 
 
-@pytest.mark.parametrize("product", [Fp8Product, Int8Product])
+@pytest.mark.parametrize("product", [Fp8Matmul, Int8Matmul])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_what_is_not_finite_shows_in_the_result(product: Any, bad: float) -> None:
     """A GradScaler and the trainer's check of the loss must see it; a clamp would hide it."""
-    rest = () if product is Fp8Product else (False,)
+    rest = () if product is Fp8Matmul else (False,)
     x = torch.randn(32, 16)
     w = torch.randn(16, 16, requires_grad=True)
     y = product.apply(x, w, torch.float32, *rest)
@@ -135,13 +135,13 @@ def test_what_is_not_finite_shows_in_the_result(product: Any, bad: float) -> Non
     y.backward(grad)
     assert w.grad is not None
     assert not torch.isfinite(w.grad).all()
-    if product is Fp8Product:  # int8 has no such number; the trainer sees it in the residual stream
+    if product is Fp8Matmul:  # int8 has no such number; the trainer sees it in the residual stream
         x[1, 2] = bad
         assert not torch.isfinite(product.apply(x, w, torch.float32)).all()
 
 
 def test_zeros_are_zeros() -> None:
-    for product, rest in ((Fp8Product, ()), (Int8Product, (False,))):
+    for product, rest in ((Fp8Matmul, ()), (Int8Matmul, (False,))):
         x, w = torch.zeros(32, 16, requires_grad=True), torch.zeros(16, 16, requires_grad=True)
         y: Tensor = product.apply(x, w, torch.float16, *rest)  # type: ignore[assignment]
         y.backward(torch.zeros(32, 16, dtype=torch.float16))

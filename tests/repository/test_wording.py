@@ -1,7 +1,11 @@
-"""Plain English: phrases that were replaced by the field's terms come back in no text, help, document or page."""
+"""Plain English: phrases that were replaced by the field's terms come back in no text, help, document, page or code."""
 
+import ast
+import io
 import re
+import tokenize
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -65,6 +69,71 @@ LEFT: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
+# Comments and docstrings also avoid these, and names the words below.
+REPLACED_IN_CODE = {
+    **REPLACED,
+    r"\b(dear|dearer)\b": "expensive",
+    r"\banew\b": "again",
+    r"\bdone again\b": "repeated",
+    r"\bwhat backward keeps\b": "saved for backward",
+    r"\bmatrix products\b|\b(the|are) products with\b": "matmuls",
+    r"\bof before\b|\bof today\b": "earlier",
+    r"\bfurthest\b": "largest error",
+    r"\b(is|are|was|were) (said|told)\b|\b[Nn]obody (says?|said|told)\b|\bsays? so\b": "reports, unknown",
+    r"\b(birth|death)s?\b|\b(born|dies|died)\b": "freed, ends",
+    r"\bspoil(s|t|ed)?\b": "overwritten",
+    r"\bgo(es)? on (with|from)\b|\bgone on\b": "resumed",
+}  # fmt: skip
+REPLACED_IN_NAMES = {
+    "estimate": {"ledger"}, "option": {"knob", "knobs"}, "fastest; smallest change": {"quickest", "mildest"},
+    "expensive": {"dear", "dearest"}, "again": {"anew"}, "largest error": {"furthest"}, "source": {"voice", "voices"},
+    "freed, ends": {"birth", "births", "death", "deaths", "born", "died", "dies"},
+    "fix; out of memory": {"mend", "mended"}, "overwritten": {"spoilt"}, "matmuls": {"products"},
+    "reports, unknown": {"told", "said"},
+}  # fmt: skip
+
+# Where code still has some: room, what should stand there, how often. These numbers only ever become smaller.
+LEFT_IN_CODE: dict[str, dict[str, int]] = {
+    "benchmarks": {"again": 4, "earlier": 1, "estimate": 5, "expensive": 1, "freed, ends": 6, "is not": 2,
+        "largest error": 1, "matmuls": 2, "option": 18, "recomputed": 1, "repeated": 3, "reports, unknown": 20,
+        "resumed": 2, "steady state": 1, "used by other programs": 1},
+    "docs": {"again": 3, "estimate": 1, "fastest; smallest change": 1, "is not": 1, "largest error": 3, "option": 1,
+        "reports, unknown": 8},
+    "foretrain/advice": {"does not help": 2, "earlier": 1, "estimate": 12, "fastest; smallest change": 13,
+        "matmuls": 2, "option": 5, "other": 1, "reports, unknown": 9, "used by other programs": 1, "worst case": 1},
+    "foretrain/analysis": {"matmuls": 1, "reports, unknown": 5},
+    "foretrain/app": {"checksum": 1, "earlier": 7, "fastest; smallest change": 1, "is not": 2, "option": 2,
+        "reports, unknown": 17, "resumed": 6},
+    "foretrain/base": {"fix; out of memory": 1, "freed, ends": 4, "is not": 3, "reports, unknown": 2},
+    "foretrain/cli": {"again": 1, "fix; out of memory": 1, "freed, ends": 6, "is not": 3, "option": 2,
+        "reports, unknown": 19, "resumed": 2},
+    "foretrain/comparison": {"is not": 2, "no single cause": 1, "reports, unknown": 7},
+    "foretrain/config": {"estimate": 1, "is not": 9, "matmuls": 3, "option": 7, "reports, unknown": 20, "resumed": 1},
+    "foretrain/data": {"checksum": 1, "fix; out of memory": 1, "reports, unknown": 5, "resumed": 8},
+    "foretrain/evaluation": {"reports, unknown": 1},
+    "foretrain/hardware": {"matmuls": 1, "reports, unknown": 8},
+    "foretrain/measure": {"freed, ends": 7, "matmuls": 2, "option": 1, "reports, unknown": 5},
+    "foretrain/model": {"freed, ends": 1, "matmuls": 4, "reports, unknown": 2},
+    "foretrain/predict": {"allocations and frees": 1, "estimate": 9, "fastest; smallest change": 5,
+        "freed, ends": 13, "is not": 2, "matmuls": 8, "option": 4, "reports, unknown": 5},
+    "foretrain/predict/abstract": {"allocations and frees": 2, "freed, ends": 15, "is not": 1, "recomputed": 1},
+    "foretrain/predict/allocator": {"freed, ends": 13, "is not": 3},
+    "foretrain/predict/compiled": {"saved for backward": 1},
+    "foretrain/predict/estimate": {"again": 2, "estimate": 1, "is not": 1, "matmuls": 1, "reports, unknown": 1,
+        "saved for backward": 1},
+    "foretrain/predict/finetune": {"again": 1, "estimate": 4, "is not": 2, "other": 1, "reports, unknown": 1},
+    "foretrain/predict/inference": {"matmuls": 2, "reports, unknown": 3},
+    "foretrain/predict/speed": {"is not": 2, "matmuls": 1},
+    "foretrain/predict/trace": {"Conclusions": 1, "estimate": 4, "freed, ends": 8, "is not": 2, "matmuls": 1,
+        "option": 1, "reports, unknown": 6},
+    "foretrain/reports": {"earlier": 1, "fastest; smallest change": 1, "freed, ends": 2, "is not": 2, "matmuls": 1,
+        "no single cause": 1, "option": 3, "reports, unknown": 46, "throttled; application clocks": 1},
+    "foretrain/runs": {"is not": 1, "reports, unknown": 4, "steady state": 1},
+    "foretrain/training": {"is not": 1, "reports, unknown": 17, "steady state": 1},
+    "foretrain/web": {"again": 2, "estimate": 2, "is not": 3, "option": 2, "overwritten": 1, "reports, unknown": 8},
+}  # fmt: skip
+
+
 def _said_by_commands(command: object, path: str) -> Iterator[tuple[str, str]]:
     """(the command, a text of its --help): its description, examples and each option's help."""
     yield path, f"{getattr(command, 'help', '') or ''}\n{getattr(command, 'epilog', '') or ''}"
@@ -120,6 +189,64 @@ def test_replaced_phrases_stand_nowhere() -> None:
     new = [f"{where}: {found[where, better]!r}: say {better!r}" for where, better in found.keys() - left]
     assert not new, "\n".join(sorted(new))
     assert not left - found.keys(), f"no longer needed in LEFT: {sorted(left - found.keys())}"
+
+
+def _prose_and_names(source: str) -> Iterator[tuple[str, str]]:
+    """Yield (kind, text) of each docstring and comment ("prose"), and of the words in each name that is defined."""
+    names = set()
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Module() | ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
+                yield "prose", " ".join((ast.get_docstring(node) or "").split())
+                names |= set() if isinstance(node, ast.Module) else {node.name}
+            case ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                names.add(name)
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield "prose", token.string
+    for name in sorted(names):
+        yield "name", " ".join(word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name))
+
+
+def _room(parts: tuple[str, ...]) -> str:
+    """Return the room of a file: foretrain/model, predict/trace …, or benchmarks and docs as a whole."""
+    depth = (3 if parts[1] == "predict" else 2) if parts[0] == "foretrain" else 1
+    return "/".join(parts[:depth] if len(parts) > depth else parts[: max(1, depth - 1)])
+
+
+def _found_in_code() -> dict[str, Counter[str]]:
+    """{room: {what to say: how often}}."""
+    found: dict[str, Counter[str]] = {}
+    for folder in ("foretrain", "benchmarks", "docs"):
+        for path in sorted((REPO / folder).rglob("*.py")):
+            counts = found.setdefault(_room(path.relative_to(REPO).parts), Counter())
+            texts = list(_prose_and_names(path.read_text("utf-8")))
+            prose = "\n".join(text for kind, text in texts if kind == "prose")
+            for phrase, better in REPLACED_IN_CODE.items():
+                counts[better] += len(re.findall(phrase, prose))
+            for better, words in REPLACED_IN_NAMES.items():
+                counts[better] += sum(kind == "name" and bool(words & set(text.split())) for kind, text in texts)
+    return found
+
+
+def test_replaced_phrases_come_back_in_no_code() -> None:
+    found = _found_in_code()
+    keys = {(room, better) for table in (found, LEFT_IN_CODE) for room in table for better in table[room]}
+    counts = {key: (found.get(key[0], {}).get(key[1], 0), LEFT_IN_CODE.get(key[0], {}).get(key[1], 0)) for key in keys}
+    more = [f"{room}: say {better!r}, {now} times; at most {left}" for (room, better), (now, left) in counts.items()
+            if now > left]  # fmt: skip
+    fewer = [f"{room}: {better!r} only {now} times: lower {left} in LEFT_IN_CODE" for (room, better), (now, left)
+             in counts.items() if now < left * 0.75]  # fmt: skip
+    assert not more, "\n".join(sorted(more))
+    assert not fewer, "\n".join(sorted(fewer))
+
+
+def test_phrases_in_code_are_found() -> None:
+    source = 'def dead(ledger, self):\n    """It is told anew."""\n    self.knobsOf = 1  # births of tensors\n'
+    texts = list(_prose_and_names(source))
+    prose = " ".join(text for kind, text in texts if kind == "prose")
+    assert sum(bool(re.search(phrase, prose)) for phrase in REPLACED_IN_CODE) == 3
+    assert {text for kind, text in texts if kind == "name"} == {"dead", "ledger", "self", "knobs of"}
 
 
 @pytest.mark.parametrize(

@@ -113,8 +113,8 @@ class Rule:
     traced: bool = False
     toll: float = 0.0
     usual: Callable[[Sequence[Change]], int] = lambda found: 0
-    dear: int = 0
-    doubtful: int = 0
+    drop_order: int = 0
+    try_order: int = 0
     instead_of: tuple[str, ...] = ()
     milder: tuple[str, ...] = ()
     quick: bool = False
@@ -153,7 +153,7 @@ def rule_of(technique: Technique, covers: tuple[str, ...]) -> Rule:
         covers, ours=True, traced=t.needs_trace,
         usual=lambda found: t.usual([change.options for change in found]),
         saves=t.saves, costs=t.costs,
-        dear=t.dear, doubtful=t.doubtful, instead_of=t.instead_of, milder=t.milder, quick=t.quick,
+        drop_order=t.drop_order, try_order=t.try_order, instead_of=t.instead_of, milder=t.milder, quick=t.quick,
         lets_grow=t.lets_grow, place=t.place,
     )  # fmt: skip
 

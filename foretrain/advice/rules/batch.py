@@ -83,8 +83,8 @@ RULES = (
         "foretrain_step", "both", "exact", "docs/memory.md", foretrain_step, redraws=True, quick=True,
     ),
     Rule(
-        "free_others", "memory", "exact", "nvidia-smi; docs/memory.md", free_others, usual=lambda found: -1, dear=60,
-        quick=True,
+        "free_others", "memory", "exact", "nvidia-smi; docs/memory.md", free_others, usual=lambda found: -1,
+        drop_order=60, quick=True,
     ),
     Rule(
         "micro_batch", "memory", "exact", "docs/budget.md; karpathy/nanoGPT train.py, gradient accumulation",

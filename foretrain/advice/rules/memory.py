@@ -59,7 +59,7 @@ _OWN = (
     ),
     Rule(
         "compile", "both", "rounding", "pytorch.org/docs/stable/torch.compiler.html; docs/memory.md", compile_on,
-        compile_idle, redraws=True, dear=10, doubtful=1, quick=True, place=50,
+        compile_idle, redraws=True, drop_order=10, try_order=1, quick=True, place=50,
     ),
     Rule(
         "cuda_graph", "speed", "exact", "docs.pytorch.org/docs/stable/notes/cuda.html; docs/measured.md", one_graph,
@@ -67,7 +67,7 @@ _OWN = (
     ),
     Rule(
         "half_precision", "both", "rounding", "Micikevicius et al. 2017, arXiv:1710.03740", half_precision, half_idle,
-        dear=20, doubtful=4, quick=True, place=60,
+        drop_order=20, try_order=4, quick=True, place=60,
     ),
     Rule(
         "right_half", "speed", "rounding", "foretrain gpus; NVIDIA's architecture whitepapers", right_half, quick=True,

@@ -1,7 +1,7 @@
 """Sources of a comparison: whatever a run can be read from, as a `Subject`.
 
-A further kind is one file and one line here. A loader says whether a path is its own, by the path and the first bytes,
-and loads it. The first that claims it wins.
+A new kind is one file and one line here. A loader claims a path by its name and first bytes, and loads it; the first
+claim wins.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,7 @@ from foretrain.hardware.catalogue import Gpu
 
 
 class Loader(NamedTuple):
-    """`load` raises UserError for what is damaged. `takes`: keys that may stand behind a +."""
+    """`load` raises UserError for what is damaged. `takes`: keys that may follow a +."""
 
     id: str
     claims: Callable[[Path, bytes], bool]
@@ -58,10 +58,9 @@ def subjects_of(
     used_by_others_bytes: int = 0,
     columns: Mapping[str, str] | None = None,
 ) -> list[Subject]:
-    """Return the subjects of sources as a user names them, in that order; the rest as in `SourceRequest`.
+    """Return the subjects of sources by a user's words, in that order; the rest as in `SourceRequest`.
 
-    `tell` hears what was skipped in a config, as soon as its source is read. Raises UserError, where there is but one
-    source too.
+    `tell` gets what was skipped in a config, as soon as its source is read. Raises UserError, also for a single source.
     """
     given = [
         replace(take_apart(word), gpu=gpu, used_by_others_bytes=used_by_others_bytes, columns=columns or {})

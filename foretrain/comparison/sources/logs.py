@@ -1,4 +1,4 @@
-"""A log as a subject: speed, losses and memory as measured; with its config also memory as planned."""
+"""A log as a subject: measured speed, losses and memory; with its config also planned memory."""
 
 import math
 from dataclasses import replace
@@ -27,7 +27,7 @@ from foretrain.runs.training_log import TrainingLog, read_log
 
 
 def claims(path: Path, head: bytes) -> bool:
-    """Claim whatever else it could be: the reader says what it is not."""
+    """Claim everything: the reader reports what is not a log."""
     return True
 
 
@@ -38,7 +38,7 @@ def load(given: SourceRequest) -> Subject:
 
 
 def of_log(given: SourceRequest, log: TrainingLog, config: RunConfig | None, seen: Gpu | None = None) -> Subject:
-    """Make a subject of a log, with its config where that is known. `seen`: the card, where somebody saw it at work."""
+    """Make a subject of a log, with its config where known. `seen`: the card, where its work was seen."""
     pace = pace_of(log, config)
     step_s = pace.median_s if pace else mean_step_s(log)
     tokens, _ = tokens_of_step(log, config)
@@ -64,7 +64,7 @@ def of_log(given: SourceRequest, log: TrainingLog, config: RunConfig | None, see
 
 
 def _memory(log: TrainingLog) -> Memory | None:
-    """Return the most that the allocator kept. Other figures leave out what the allocator kept besides."""
+    """Return the allocator's reserved peak. Other figures leave out its cache."""
     found = memory_of(log.header)
     if found is None or found.reserved_bytes is None:
         return None
@@ -73,7 +73,7 @@ def _memory(log: TrainingLog) -> Memory | None:
 
 
 def _settings(log: TrainingLog, gpu: Gpu | None, config: RunConfig | None) -> dict[str, Any]:
-    """Return what the log itself says: options, where no config has them already, tokens of a step, vocabulary."""
+    """Return the log's own options that no config has, tokens per step, vocabulary."""
     found: dict[str, Any] = {"program": log.format}
     if config is None:
         found |= printed(log)
@@ -85,8 +85,9 @@ def _settings(log: TrainingLog, gpu: Gpu | None, config: RunConfig | None) -> di
 
 
 def _curves(log: TrainingLog, steady_s: float | None) -> tuple[Curve, Curve]:
-    """Return (training, validation) with the time since the start, where the log has times; steps that were not printed
-    took the steady time, or the mean that is printed with the next one."""
+    """Return (training, validation) with the time since the start, where the log has times; unprinted steps took the
+    steady time, or the mean printed with the next one.
+    """
     if steady_s is None:
         at_steps = [(number, loss, None) for number, loss in zip(log.steps.number, log.steps.loss, strict=True)]
         lost = [(one.step, math.nan if one.val_loss is None else one.val_loss, None) for one in log.evaluations]

@@ -1,4 +1,4 @@
-"""What is planned as a subject: a file of `foretrain plan --json`, a run's plan.json, a config or a preset."""
+"""Plans as a subject: a file of `foretrain plan --json`, a run's plan.json, a config or a preset."""
 
 import json
 import re
@@ -29,7 +29,6 @@ from foretrain.predict.speed.time import is_calibrated, step_time
 
 
 def claims(path: Path, head: bytes) -> bool:
-    """Claim JSON that says it is foretrain's."""
     return re.search(rb'"schema":\s*"foretrain\.', head[:200]) is not None or (
         path.name == "plan.json" and head.lstrip()[:1] == b"{"
     )
@@ -53,7 +52,6 @@ def load(given: SourceRequest) -> Subject:
 
 
 def _with_options(given: SourceRequest, subject: Subject, made: AnyPlan) -> Subject:
-    """The subject with what the options of its kind of run settle."""
     if isinstance(made, Plan | ClusterPlan):
         one = made.one_card if isinstance(made, ClusterPlan) else made
         config, world, devices = one.config, one.world, one.devices
@@ -79,7 +77,7 @@ def _with_options(given: SourceRequest, subject: Subject, made: AnyPlan) -> Subj
 
 
 def read(path: Path) -> AnyPlan:
-    """The plan of a file, of any kind of run. Raises UserError for what is none."""
+    """Return the plan of any kind of run in a file. Raises UserError for what is none."""
     try:
         text = read_text(path)
         data = json.loads(text)
@@ -95,7 +93,6 @@ def read(path: Path) -> AnyPlan:
 
 
 def is_config(path: Path, head: bytes) -> bool:
-    """Claim a TOML file, a nanoGPT file, or the name of a preset."""
     return path.suffix in (".toml", ".py") or preset_named(str(path)) is not None
 
 
@@ -125,7 +122,7 @@ def here(name: str) -> dataset.DatasetInfo | None:
 
 
 def bytes_per_token(given: SourceRequest, config: RunConfig | None, tokenizer: str = "") -> float | None:
-    """Return it as given; a token of the byte tokenizer is a byte. `tokenizer`: of the run's dataset, by its record."""
+    """Return the user's figure; else one for the byte tokenizer. `tokenizer`: of the run's dataset, by its record."""
     stated = given.number("bytes_per_token", 0.1, 1000)
     if stated is None and config is not None and not tokenizer:
         tokenizer = config.tokenizer if config.dataset == dataset.BUILT_IN else _tokenizer_here(config.dataset)
@@ -133,7 +130,6 @@ def bytes_per_token(given: SourceRequest, config: RunConfig | None, tokenizer: s
 
 
 def _tokenizer_here(name: str) -> str:
-    """Name the tokenizer of a dataset on this machine; "" where it is not here, or cannot be read."""
     try:
         found = here(name)
     except UserError:
@@ -144,7 +140,7 @@ def _tokenizer_here(name: str) -> str:
 def with_forecast(subject: Subject, config: RunConfig, gpu: Gpu | None, step: StepName) -> Subject:
     """Add what the config settles; speed and memory are predicted where they were not measured.
 
-    Raises UserError where the card cannot do what the config asks for.
+    Raises UserError where the card cannot run the config.
     """
     known = settings.of_config(config, gpu, step)
     subject = replace(
@@ -168,7 +164,7 @@ def with_forecast(subject: Subject, config: RunConfig, gpu: Gpu | None, step: St
 
 
 def needed(config: RunConfig, gpu: Gpu, step: StepName, used_by_others_bytes: int = 0) -> Memory:
-    """Return what the whole run needs. Raises UserError where others are said to hold more than the card has."""
+    """Return what the whole run needs. Raises UserError where other programs use more than the card has."""
     checked(gpu, used_by_others_bytes)
     room, _ = available(config, gpu, used_by_others_bytes)
     memory = predict(StepSpec.of(config, gpu, step), room)

@@ -23,7 +23,8 @@ OWN_KEYS = ("gpu", "used_by_others", "bytes_per_token", "tokens_per_step", "run"
 @dataclass(frozen=True)
 class SourceRequest:
     """One source. `words`: its config as in `plan`; `own`: keys of this command; `tables`: further exports of it.
-    `gpu`, `used_by_others_bytes`: for all sources, from the command line; `columns`: role -> column."""
+    `gpu`, `used_by_others_bytes`: for all sources, from the command line; `columns`: role -> column.
+    """
 
     path: str
     label: str = ""
@@ -36,7 +37,7 @@ class SourceRequest:
 
     @property
     def name(self) -> str:
-        """Return its name: as the user names it here, as a run's own label has it, or by its folder or file."""
+        """Return its name by the user, by a run's own label, or by its folder or file."""
         path = Path(self.path)
         if self.label or not path.is_dir():
             return self.label or (path.stem if _exists(self.path) else self.path)
@@ -53,17 +54,14 @@ class SourceRequest:
 
     @property
     def is_model(self) -> bool:
-        """Return whether it is a model to fine-tune, by its name."""
         return not _exists(self.path) and preset_named(self.path) is None and _is_model(self.path)
 
     @property
     def card(self) -> Gpu | None:
-        """Return its own card, else the one of --gpu. Raises UserError."""
         return device_named(self.own["gpu"]) if "gpu" in self.own else self.gpu
 
     @property
     def held_bytes(self) -> int:
-        """Return what other programs use on its card. Raises UserError."""
         if "used_by_others" not in self.own:
             return self.used_by_others_bytes
         return stated_bytes(self.own["used_by_others"], "used_by_others")
@@ -100,7 +98,7 @@ def _is_model(path: str) -> bool:
 
 
 def take_apart(word: str) -> SourceRequest:
-    """Take a source apart. A path that is there is taken as it is, whatever signs it has. Raises UserError."""
+    """Split a source into its parts. An existing path is taken as it is, whatever signs it has. Raises UserError."""
     label, rest = "", word
     if not _exists(word):
         named = _NAMED.fullmatch(word)
@@ -113,7 +111,7 @@ def take_apart(word: str) -> SourceRequest:
             return _with_extras(word, path, label, parts[count:])
     path = parts[0]
     if Path(path).suffix in (".toml", ".py"):
-        return _with_extras(word, path, label, parts[1:])  # the config reader says best what is wrong
+        return _with_extras(word, path, label, parts[1:])  # the config reader reports what is wrong
     raise UserError("data.no_source", path=path[:200])
 
 

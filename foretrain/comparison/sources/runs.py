@@ -1,4 +1,4 @@
-"""A run as a subject, whoever trained it: everything in it was measured."""
+"""A run as a subject, whoever trained it, fully measured."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -39,7 +39,7 @@ def load(given: SourceRequest) -> Subject:
 
 
 def of(given: SourceRequest, directory: RunDirectory, metrics: Lines | None = None) -> Subject:
-    """Load the run in this directory. `metrics`: its lines, where they were read before. Raises UserError as `load`."""
+    """Load the run in this directory. `metrics`: its lines, if already read. Raises UserError as `load`."""
     record = directory.any_record()
     if isinstance(record, WatchedRun):
         return _of_output(given, directory.path, record)
@@ -109,7 +109,7 @@ def _times(lines: Lines, starts: list[int] | None = None) -> tuple[tuple[float, 
 
 
 def _curve(lines: Lines, kind: str, key: str) -> Curve:
-    """Return the losses of one kind of line; a line without a time of its own takes that of the one before it."""
+    """Return the losses of one kind of line; a line without a time takes that of the one before it."""
     points: list[tuple[int, float, float | None]] = []
     elapsed_s = 0.0
     for line in lines:
@@ -126,7 +126,7 @@ def _data(record: TrainedRun) -> dict[str, Any]:
 
 
 def _memory(record: RunRecord) -> Memory | None:
-    """Return the highest moment: what the allocator reserved on a card, the process on a CPU."""
+    """Return the peak: the allocator's reserved on a card, the process's on a CPU."""
     highest = record.highest_bytes
     if highest is None:
         return None

@@ -1,8 +1,8 @@
-"""Tables as trackers export them, read as data: CSV, TSV, JSON and JSON lines, as columns of numbers or None.
+"""Tables exported by trackers: CSV, TSV, JSON and JSON lines, as columns of numbers or None.
 
-The shapes: wandb's chart export ("Step", "NAME - train/loss", "…__MIN", "…__MAX"); wandb's history, a record for each
-step ("_step", "_runtime", …), and trackio's CSV ("step", "timestamp", …); TensorBoard's download ("Wall time,Step,
-Value", or [[wall time, step, value], …]).
+wandb's chart export ("Step", "NAME - train/loss", "…__MIN", "…__MAX"); wandb's history, a record for each step
+("_step", "_runtime", …), and trackio's CSV ("step", "timestamp", …); TensorBoard's download ("Wall time,Step,Value", or
+[[wall time, step, value], …]).
 """
 
 import csv
@@ -26,7 +26,7 @@ Value = float | None
 
 @dataclass(frozen=True)
 class Table:
-    """Columns of one length. `runs`: the runs that the file holds, by the names it gives them; empty for one."""
+    """Columns of one length. `runs`: the file's runs by their names; empty for one."""
 
     columns: dict[str, list[Value]]
     runs: tuple[str, ...] = ()
@@ -36,7 +36,7 @@ class Table:
 
 
 def read_table(path: Path, run: str | None = None) -> Table:
-    """Read the table in a file. `run`: which one of several. Raises UserError."""
+    """Read the table in a file. `run`: one of several. Raises UserError."""
     text = _text(path)
     try:
         if path.suffix in (".json", ".jsonl", ".ndjson") or text.lstrip()[:1] in ("[", "{"):
@@ -126,7 +126,7 @@ def _record(line: str) -> Any:
 
 
 def number(value: Any) -> Value:
-    """Return a finite number or NaN of what a cell holds; ISO times as seconds; None for what is neither."""
+    """Return a cell's finite number or NaN; ISO times as seconds; None for others."""
     if isinstance(value, bool) or value is None:
         return None
     if isinstance(value, int | float):
@@ -144,7 +144,6 @@ def number(value: Any) -> Value:
 
 
 def wide(rows: list[dict[str, Any]], path: Path) -> Table:
-    """Make a table of rows that each say some columns. Raises UserError where it is too large."""
     names = dict.fromkeys(str(name) for row in rows for name in row if name is not None)
     if len(names) > MAX_COLUMNS:
         names = dict.fromkeys(list(names)[:MAX_COLUMNS])
@@ -155,7 +154,7 @@ def wide(rows: list[dict[str, Any]], path: Path) -> Table:
 
 
 def _choose(table: Table, path: Path, run: str | None) -> Table:
-    """Choose the columns of one run in a chart of several; wandb's bounds beside each column go."""
+    """Choose the columns of one run in a chart of several, without wandb's bounds."""
     columns = {
         name: values for name, values in table.columns.items()
         if not name.endswith(("__MIN", "__MAX")) or name.rsplit("__", 1)[0] not in table.columns

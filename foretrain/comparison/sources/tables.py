@@ -1,6 +1,6 @@
-"""What a tracker has kept, or its export, as a subject: losses, and speed where a column or the time stamps tell it.
+"""A tracked run, or its export, as a subject: losses, and speed from a column or the time stamps.
 
-Values of TensorBoard's are float32, as its files have them; those of the others are what the run wrote.
+TensorBoard's values are float32; those of the others are exact.
 """
 
 import math
@@ -27,7 +27,7 @@ from foretrain.runs.trackers.tracker import Row, Tracked, without_undone
 
 
 def claims(path: Path, head: bytes) -> bool:
-    """Claim it by its name, or JSON that is not foretrain's own; what a fine-tuning program writes is a log."""
+    """Claim it by its name, or JSON that is not foretrain's own; fine-tuning programs write logs."""
     if any(word in head for word in (b'"log_history"', b'"current_steps"', b"global_step/max_steps")):
         return False
     return path.suffix in (".csv", ".tsv", ".json", ".jsonl", ".ndjson") or head.lstrip()[:2] in (b'{"', b"[{", b"[[")
@@ -46,8 +46,7 @@ def load(given: SourceRequest) -> Subject:
 
 
 def by_step(table: Table, path: Path, chosen: Mapping[str, str]) -> dict[str, dict[int, float]]:
-    """Return {role: {step: value}}; a role's column is the one that the user named, else the first of NAMES that is
-    there."""
+    """Return {role: {step: value}}; a role's column is the user's choice, else the first existing of NAMES."""
     counts = {name: sum(value is not None for value in values) for name, values in table.columns.items()}
     columns = {role: name for role in NAMES if (name := column_of(role, counts, chosen))}
     if "Value" in table.columns and not any(role in columns for role in LOSSES):
@@ -70,13 +69,12 @@ def _role_of_file(path: Path) -> str | None:
 
 
 def _values(steps: list[Value], values: list[Value]) -> dict[int, float]:
-    """Return {step: value}; of a step that comes again the last value counts."""
+    """Return {step: value}; the last value of a repeated step counts."""
     pairs = zip(steps, values, strict=True)
     return {int(step): value for step, value in pairs if step is not None and 0 <= step < 1e15 and value is not None}
 
 
 def subject_of(given: SourceRequest, roles: dict[str, dict[int, float]]) -> Subject:
-    """Raises UserError."""
     seconds = seconds_of(roles)
     tokens, stated = _tokens_per_step(roles), given.number("tokens_per_step", 1, 10**13)
     times, since = _times(roles, seconds)
@@ -119,8 +117,9 @@ def _tokens_per_step(roles: dict[str, dict[int, float]]) -> int | None:
 
 
 def _times(roles: dict[str, dict[int, float]], seconds: dict[int, float]) -> tuple[tuple[float, ...], tuple[int, ...]]:
-    """Return steady step times, and how many steps after the first each was: as logged, else from tokens/s, else from
-    the time stamps of neighbouring records."""
+    """Return steady step times, and each one's step after the first: as logged, else from tokens/s, else from the time
+    stamps of neighbouring records.
+    """
     column = roles.get("step_s") or {step: ms / 1e3 for step, ms in roles.get("step_ms", {}).items()}
     tokens = _tokens_per_step(roles)
     if not column and tokens and roles.get("tokens_per_s"):
@@ -143,7 +142,7 @@ def _notes(roles: dict[str, dict[int, float]]) -> tuple[Note, ...]:
 
 
 def is_tracked(path: Path, head: bytes) -> bool:
-    """Claim what a tracker has written; a run's own directory says more. Raises UserError for damage."""
+    """Claim a tracker's files; a run's own directory tells more. Raises UserError for damage."""
     return source_of(folder_of(path)) is None and trackers.keeper_of(path) is not None
 
 
@@ -161,7 +160,7 @@ def load_tracked(given: SourceRequest) -> Subject:
 
 
 def _with_one_step(row: Row, step: str) -> Row:
-    """Keep this step alone: a tracker counts its calls beside the run's own steps."""
+    """Keep only this step: a tracker counts its calls beside the run's own steps."""
     return {"step": row[step]} | {name: value for name, value in row.items() if name not in NAMES["step"]}
 
 

@@ -25,10 +25,7 @@ TAIL_BYTES = 2**16
 
 
 class Range(Record):
-    """The lines of a file from byte `offset` up to byte `end`.
-
-    `val_share` of its documents, by their hash, are for validation.
-    """
+    """The lines of a file from byte `offset` up to byte `end`, `val_share` of them, by their hash, for validation."""
 
     file: SourceFile
     offset: int
@@ -47,7 +44,7 @@ class Range(Record):
 def can_serve(job: Job, *, dedup: bool) -> bool:
     """Return whether workers can read this source: plain JSON lines on this machine, in their own order.
 
-    Which texts are duplicates must be known in the order of the documents, before they are tokenized.
+    Duplicates must be known in the order of the documents, before they are tokenized.
     """
     plain = all(file.kind == "jsonl" and not file.compression and not file.remote for file in job.files)
     return plain and not job.shuffle_buffer and not dedup
@@ -86,7 +83,7 @@ class Ranges:
             split_documents=self.job.split_documents, max_document_bytes=self.job.max_document_bytes,
             skip_bad=self.job.skip_bad, val_share=self.val_share,
         )  # fmt: skip
-        after = Position(file=self.file, offset=self.offset, window=self.window)  # who reads the lines counts them
+        after = Position(file=self.file, offset=self.offset, window=self.window)  # its reader counts the lines
         return {
             "type": "range", "range": part.to_json(), "position": after.to_json(),
             "read_bytes": self.finished_bytes + self.offset,
@@ -159,9 +156,9 @@ def with_line_offset(error: UserError, before: int) -> UserError:
 
 KEEP_TRAIN, KEEP_VAL = 1, 2
 _PIECE_CHARACTERS = 2**18
-# A letter, then a space and a letter: every pattern of GPT-2's kind ends a word there, so ids do not change by a cut.
+# A letter, then a space and a letter: every pattern of GPT-2's kind ends a word there, so a cut changes no ids.
 _SAFE = re.compile(r"(?<=[A-Za-z])(?= [A-Za-z])")
-# Of those patterns the texts begin alike; others are encoded whole.
+# Those patterns have such beginnings; others are encoded whole.
 _CUTTABLE = ("'(?:[sdmt]|ll|ve|re)", "'(?i:[sdmt]|ll|ve|re)", r"[^\r\n\p{L}\p{N}]?")
 
 Encode = Callable[[list[bytes]], Iterable[np.ndarray]]
@@ -194,7 +191,7 @@ def encoder_of(tokenizer: Tokenizer) -> Encode:
 
 
 def _encode_json(tokenizer: JsonTokenizer, documents: list[bytes], *, cuttable: bool) -> list[np.ndarray]:
-    """Encode a few pieces at a time: the library keeps about a hundred bytes a token while it works."""
+    """Encode a few pieces at a time: the library takes about a hundred bytes per token meanwhile."""
     made: list[np.ndarray] = []
     held: list[str] = []
     size = 0
@@ -235,7 +232,7 @@ def encode_batch(
     lengths = np.zeros(len(documents), dtype=np.uint32)
     end, inside = np.array([separator], dtype=dtype), 0
     parts: list[np.ndarray] = []
-    # One document after the other, so that what it takes is in the processor's cache, and is given back.
+    # One document at a time stays in the processor's cache, and frees its memory.
     for i, ids in zip(order, encode([documents[i] for i in order]), strict=True):
         lengths[i] = len(ids) + 1
         if len(ids):
@@ -278,8 +275,6 @@ def answer(encode: Encode, separator: int, dtype: str, header: dict[str, Any], p
 
 
 def main(parent: Parent) -> None:
-    """Load the tokenizer that the first frame names, and answer frames until the parent ends this process."""
-
     def work() -> None:
         if (first := parent.receive()) is None:
             return

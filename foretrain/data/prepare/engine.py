@@ -40,10 +40,10 @@ def prepare(
     should_stop: Callable[[], str] = lambda: "",
     listen: Callable[[Status], None] = lambda status: None,
 ) -> Outcome:
-    """Prepare, or go on with, the dataset in `options.out`.
+    """Prepare, or resume, the dataset in `options.out`.
 
-    should_stop: the name of a signal that came, or ''. Raises UserError 'data.…', 'disk.full_prepare',
-    'disk.no_room_prepare', 'environment.…'; what was committed before stays, and the same command goes on.
+    should_stop: the name of a received signal, or ''. Raises UserError 'data.…', 'disk.full_prepare',
+    'disk.no_room_prepare', 'environment.…'; committed work stays, and the same command resumes it.
     """
     folder = Path(options.out)
     if any(Path(source).is_dir() and Path(source).resolve() == folder.resolve() for source in options.sources):
@@ -99,7 +99,7 @@ def _prepare_locked(
     with started(options.workers) as children:
         snapshot = writer.read(folder)
         if snapshot is None or snapshot.is_empty:
-            snapshot = None  # nothing was written yet, so nothing has to be as it was
+            snapshot = None  # nothing was written yet, so anything may change
             vocabulary.forget_other(options.request, folder / PROGRESS)
         info, size = vocabulary.make(options, sources, folder / PROGRESS)
         _check_request(options, folder, info)
@@ -125,7 +125,7 @@ def _identity(options: PrepareOptions, sources: SourceList, info: TokenizerInfo)
 def _check_room(run: Run, saved: Path, snapshot: Snapshot | None) -> None:
     """Raise UserError 'disk.no_room_prepare' where the rest does not fit on the disk.
 
-    Where even a token for each byte would fit, nothing has to be sampled for that.
+    Nothing is sampled where even a token for each byte would fit.
     """
     free, total = writer.free_bytes(run.folder), run.sources.total_bytes
     packed = any(file.compression or file.kind == "parquet" for file in run.sources.files)

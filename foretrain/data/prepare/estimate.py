@@ -27,10 +27,10 @@ _UNKNOWN_PROCESS_BYTES = 150 * 2**20  # where the system does not say what a pro
 
 
 class PreparePlan(Record):
-    """An estimate from `sampled_documents` documents; None stands where stdin cannot be asked.
+    """An estimate from `sampled_documents` documents; None where stdin cannot be asked.
 
     read_bytes: of the source, or from the network where `remote`. output_bytes: shards on disk. memory_bytes: all
-    processes together. `duration_s` from the sample's speed on one worker times `workers`, reading not counted.
+    processes together. `duration_s` from the sample's speed on one worker times `workers`, without reading.
     """
 
     description: str

@@ -1,7 +1,7 @@
 """Documents of one file: text, JSON lines, Parquet, compressed or not, in bounded pieces. Runs in the reader process.
 
-Each document is yielded with the place after it, so that reading can go on there. Nothing larger than the cap of a
-document is ever held, whatever a file claims, and everything that is wrong is one UserError with file and line.
+Each document comes with the place after it, where reading can resume. Nothing larger than the cap of a document is ever
+held, whatever a file claims, and every fault is one UserError with file and line.
 """
 
 import json
@@ -170,8 +170,8 @@ def _corrupt(path: str, error: BaseException) -> UserError:
     return UserError("data.source_corrupt", path=path, reason=reason_of(error))
 
 
-# Pydantic's parser is twice as fast and knows nothing that Python's does not; it cannot say that memory ran out, so it
-# gets no line that could take much.
+# Pydantic's parser is twice as fast and accepts nothing that Python's does not; it cannot report memory errors, so it
+# gets short lines only.
 _QUICK_BYTES = 2**20
 
 
@@ -233,7 +233,7 @@ def _texts(stream: BinaryIO, file: SourceFile, format: Format, start: Place) -> 
 
 
 def _pieces(stream: BinaryIO, file: SourceFile, format: Format, offset: int) -> Iterator[tuple[bytes, int]]:
-    """Yield (document, offset after it). What goes beyond the cap is cut there, one byte longer than may be."""
+    """Yield (document, offset after it). Beyond the cap a document is cut, one byte longer than allowed."""
     cap = format.max_document_bytes
     if format.split_documents == "file":
         if offset:
@@ -300,7 +300,7 @@ def _too_long(file: SourceFile, format: Format, unit: str, number: int) -> UserE
 
 
 def _lines_of_json(stream: BinaryIO, file: SourceFile, format: Format, start: Place) -> Iterator[Document]:
-    # Escapes make text longer: \u00e9 is six bytes for two; other columns stand in the line as well.
+    # Escapes make text longer: \u00e9 is six bytes for two; other columns are in the line as well.
     cap = 4 * format.max_document_bytes + BUFFER
     records, offset = start.records, start.offset
     while line := stream.readline(cap + 1):
@@ -328,7 +328,7 @@ def _parsed(line: bytes, file: SourceFile, number: int) -> tuple[Any, bool]:
         try:
             return from_json(line, cache_strings="keys"), False
         except ValueError:
-            pass  # no UTF-8, half of a surrogate pair, a byte order mark, no JSON: Python's own knows, or says what
+            pass  # invalid UTF-8, half of a surrogate pair, a byte order mark, or not JSON: Python's own parser decides
     whole, replaced = clean(line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line)
     try:
         return json.loads(whole.decode()), replaced

@@ -20,8 +20,7 @@ except ImportError:  # Windows
 def start(
     module: str, *words: str, stdin: int | None = subprocess.PIPE, one_thread: bool = True, most_waiting: int = 0
 ) -> Child:
-    """Start a child that runs `foretrain.data.prepare.<module>`."""
-    # Arrow and glibc reserve address space by thread and pool; the limit of `limit_memory` is on that.
+    # Arrow and glibc reserve address space by thread and pool, which `limit_memory` counts.
     quiet = {"MALLOC_ARENA_MAX": "2", "ARROW_DEFAULT_MEMORY_POOL": "system"}
     if one_thread:
         names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
@@ -33,14 +32,13 @@ def start(
 
 
 def raised(found: Frame | Death | None) -> Frame | Death | None:
-    """Raise the error that a child sent; anything else is returned."""
     if isinstance(found, Frame) and found.value["type"] == "error":
         raise UserError(found.value["id"], **found.value["values"])
     return found
 
 
 def telling(parent: Parent, work: Callable[[], None], no_memory: UserError) -> None:
-    """Do a child's work. An error that a user can mend is sent; of a bug a sentence is printed."""
+    """Do a child's work. An error that a user can fix is sent; a bug prints its sentence."""
 
     def tell(error: UserError) -> None:
         parent.send({"type": "error", "id": error.id, "values": json.loads(json.dumps(error.values, default=str))})

@@ -1,4 +1,4 @@
-"""A file that is read, unpacked within limits, and what is read from it: documents and their places."""
+"""A source file, unpacked within limits, and the documents and places in it."""
 
 import fnmatch
 import gzip
@@ -25,7 +25,7 @@ _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 
 
 class SourceFile(Record):
-    """One file. `stamp` changes when it is written to: time of change here, object id at Hugging Face."""
+    """One file. `stamp` changes with its content: time of change here, object id at Hugging Face."""
 
     path: str
     kind: Kind
@@ -55,7 +55,7 @@ def left_out_text(left_out: dict[str, int]) -> str:
     return f" (it has {listed})" if listed else ""
 
 
-# The revision is pinned when the files are listed, so that a preparation that goes on later reads the same bytes.
+# Listing pins the revision, so that a resumed preparation reads the same bytes.
 
 CHUNK_BYTES = 4 * 2**20
 _ATTEMPTS, _FIRST_WAIT_S = 6, 0.5
@@ -111,7 +111,7 @@ def _first_line(error: Exception) -> str:
 
 
 class RemoteFile(io.RawIOBase):
-    """A file at Hugging Face that can be read anywhere. Raises UserError 'data.source_download' after six attempts."""
+    """A file at Hugging Face with random access. Raises UserError 'data.source_download' after six attempts."""
 
     def __init__(self, path: str, size_bytes: int) -> None:
         hub = need_hub()
@@ -155,7 +155,7 @@ class RemoteFile(io.RawIOBase):
         return len(piece)
 
     def _fetch(self, start: int, end: int) -> bytes:
-        """Return bytes [start, end), whole and of the file that was listed; what came before a cut is kept."""
+        """Return bytes [start, end) of the listed file, whole; what came before a broken connection is kept."""
         got, reason, wait_s = b"", "", _FIRST_WAIT_S
         for attempt in range(_ATTEMPTS):
             if attempt:
@@ -189,7 +189,7 @@ class RemoteFile(io.RawIOBase):
         return "the connection was cut", bytes(got)
 
 
-# A file that unpacks to this many times its size, and to more than this, is taken for a bomb: text packs 3 to 10 fold.
+# A file that unpacks to this many times its size, and to more than this, is a bomb: text packs 3 to 10 fold.
 BOMB_RATIO, BOMB_BYTES = 500, 256 * 2**20
 
 BUFFER = 2**20
@@ -205,7 +205,7 @@ class Format:
 
 @dataclass(frozen=True)
 class Place:
-    """After `records` documents or rows of a file, of which an uncompressed one goes on at byte `offset`."""
+    """After `records` documents or rows of a file; an uncompressed one continues at byte `offset`."""
 
     records: int = 0
     offset: int = 0
@@ -260,7 +260,7 @@ class OpenFile:
         self.raw.close()
 
     def close(self) -> None:
-        """Close it and check that it is still what was listed. Raises UserError 'data.source_changed'."""
+        """Close it and check that it has not changed since listing. Raises UserError 'data.source_changed'."""
         self.abandon()
         if not self.file.remote and self.file.kind != "stdin":
             try:

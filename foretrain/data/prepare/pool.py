@@ -23,7 +23,7 @@ _QUEUED = 2
 
 @dataclass
 class Batch:
-    """Documents as the reader sent them: lengths (n) in bytes, hashes (n, 2), their texts one after the other."""
+    """Documents from the reader: lengths (n) in bytes, hashes (n, 2), their texts one after the other."""
 
     lengths: np.ndarray
     hashes: np.ndarray
@@ -45,7 +45,7 @@ class Batch:
 
 
 class Reader:
-    """Runs the reader process. `next` gives its frames in order and raises what it met."""
+    """Runs the reader process. `next` returns its frames in order and raises its errors."""
 
     def __init__(self, job: Job) -> None:
         with tempfile.NamedTemporaryFile("w", suffix=".json", prefix="foretrain-", delete=False) as file:
@@ -74,7 +74,7 @@ class Reader:
 class Encoded:
     """Documents as ids: those of the train documents, then those of validation.
 
-    (n) of each document: lengths in bytes, tokens (0 where it is left out), keep (its split, 0 where it is left out).
+    (n) of each document: lengths in bytes, tokens and keep (its split), both 0 where it is left out.
     """
 
     lengths: np.ndarray
@@ -99,7 +99,7 @@ class Encoded:
 
 @contextlib.contextmanager
 def started(count: int) -> Iterator[list[Child]]:
-    """Start processes that will be workers: they import while their tokenizer is found, and end with this."""
+    """Start future workers: they import while their tokenizer is found, and end with this context."""
     children = [start("encode") for _ in range(count)]
     try:
         yield children
@@ -136,11 +136,10 @@ class Workers:
             if not isinstance(answer, Frame):
                 raise UserError("data.worker_died", code=answer.code if answer else 0)
         finally:
-            self._idle.put(child)  # a dead one too: who asks it next must not wait for ever
+            self._idle.put(child)  # an ended one too: its next caller must not wait for ever
         return Encoded.of(*answer, self.dtype)
 
     def end(self) -> None:
-        """Stop them all; what they work on is lost."""
         for child in self.children:
             child.process.kill()
         self._threads.shutdown(wait=True, cancel_futures=True)

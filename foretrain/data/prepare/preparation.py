@@ -1,7 +1,7 @@
 """One preparation from a snapshot to its end: batches to the workers, their ids to the shards, snapshots in between.
 
-The order of documents is the reader's, so the shards do not depend on the number of workers; a snapshot is taken
-between two batches and holds everything that decides what comes after it.
+The reader's order makes the shards independent of the number of workers; a snapshot between two batches holds all that
+decides the rest.
 """
 
 import hashlib
@@ -38,8 +38,8 @@ from foretrain.data.shards import (
     index_text,
 )
 
-# The table takes 23 to 46 bytes a document, twice that while it grows; a Python set takes about 110. Hashes are also
-# appended to a file, so that a killed preparation has them without reading the source again.
+# The table takes 23 to 46 bytes per document, twice that while it grows; a Python set takes about 110. Hashes also go
+# to a file, so that a killed preparation need not read the source again.
 
 _FULL = 0.7
 _SMALLEST = 1 << 12
@@ -75,7 +75,7 @@ class SeenHashes:
                 self._put(old[start : start + (1 << 16)])
 
     def _put(self, hashes: np.ndarray) -> np.ndarray:
-        """Put distinct hashes in; return (n) bool: was there before. Linear probing, all of them a step at a time."""
+        """Insert distinct hashes; return (n) bool: was there before. Linear probing, a step for all at a time."""
         mask = np.uint64(len(self._table) - 1)
         slots = (hashes[:, 0] & mask).astype(np.int64)
         found = np.zeros(len(hashes), dtype=bool)
@@ -144,7 +144,7 @@ class Preparation:
         self.seen = SeenHashes()
         self.seen_file = self._open_seen() if self.options.dedup else None
         self.duplicates = self.at.duplicates
-        # stdin cannot be gone on in the middle: it is read again, and must be what it was.
+        # stdin cannot be resumed in the middle: it is read again, and must not have changed.
         self.is_one = self.options.is_one_document
         self.replaying = self.resumed and any(file.kind == "stdin" for file in run.sources.files)
         self.digest = "" if self.replaying else self.at.digest
@@ -245,7 +245,7 @@ class Preparation:
         self.pending.append(_Pending(future, position, read_bytes, self.seen.count, self.duplicates, self.digest))
 
     def _keep_of(self, batch: Batch) -> np.ndarray:
-        """Return (n) by the document's hash: which split it is of, or 0 for a text that was there before."""
+        """Return (n) by the document's hash: its split, or 0 for a duplicate text."""
         keep = keep_of(batch.hashes, 0.0 if self.is_one else self.options.val_share)
         if self.seen_file is not None and len(keep):
             new = self.seen.add(batch.hashes)
@@ -274,7 +274,7 @@ class Preparation:
             else:
                 committed += self.writers[split].append(ids, wanted, source_bytes)
             start += count
-        beyond = int((keep[last:] == 0).sum())  # duplicates that were found after the last document
+        beyond = int((keep[last:] == 0).sum())  # duplicates found after the last document
         self.read_bytes = done.read_bytes
         self.at = self.at.model_copy(
             update={
@@ -291,7 +291,7 @@ class Preparation:
         return self.at.position.records if self.ranges and self.at.position.file == done.position.file else 0
 
     def _position(self, done: _Pending, made: Encoded) -> Position:
-        """Return the place after a batch. What the lines of a range were is known when they were read, so here."""
+        """Return the place after a batch. The lines of a range are counted when they were read, so here."""
         if not self.ranges:
             return done.position
         before = self.at.position
@@ -299,7 +299,7 @@ class Preparation:
         return done.position.model_copy(update={**counts, "records": self._lines_before(done) + made.records})
 
     def _append_cut(self, ids: np.ndarray, source_bytes: int) -> int:
-        """Append the one document: its last tokens are for validation. Returns shards completed."""
+        """Append the one document: its last tokens are for validation. Return shards completed."""
         val = round(len(ids) * self.options.val_share)
         committed, bytes_left = 0, source_bytes
         for split, part in (("val", ids[len(ids) - val :]), ("train", ids[: len(ids) - val])):

@@ -1,9 +1,8 @@
 """The reader process: documents of all sources in their order, shuffled in windows, as batches with positions.
 
-One process and one order, whatever the number of tokenising workers, so the shards do not depend on it. Windows make
-shuffling resumable without keeping text: window k is shuffled by (seed, k), and a position is the place where the
-window begins and how many of its documents are out. Before anything is prepared it takes a look: how much text the
-files hold, from a few of them.
+One process and one order make the shards independent of the number of workers. Windows make shuffling resumable without
+keeping text: window k is shuffled by (seed, k), and a position is where the window begins and how many of its documents
+are out. First it estimates how much text the files hold, from a few of them.
 """
 
 import contextlib
@@ -30,7 +29,7 @@ MOST_BYTES = 4 * 2**20  # of text, from all of them together
 
 
 class Position(Record):
-    """Where reading goes on: a window begins `records` into file `file`; `out` of its documents are out.
+    """Where reading resumes: a window begins `records` into file `file`; `out` of its documents are out.
 
     empty, bad and replaced count what came before the window. `offset` is of uncompressed files.
     """
@@ -79,7 +78,7 @@ class _Walk:
         while self.file < len(self.job.files):
             file = self.job.files[self.file]
             if file.kind != "text" or file.remote:
-                self.send({"type": "file", "path": file.path})  # who is to blame, should this process die
+                self.send({"type": "file", "path": file.path})  # the culprit, should this process crash
             self.opened = OpenFile(file)
             try:
                 yield from self._texts(self.opened)
@@ -113,7 +112,7 @@ class _Walk:
 
 
 def windows(walk: _Walk, shuffle_buffer: int) -> Iterator[tuple[list[bytes], Position, Position]]:
-    """Yield (documents, position before, position after) of each window; a window is bounded in documents and bytes."""
+    """Yield (documents, position before, position after) of each window, bounded in documents and bytes."""
     most = shuffle_buffer or BATCH_DOCUMENTS
     most_bytes = WINDOW_BYTES if shuffle_buffer else BATCH_BYTES
     held: list[bytes] = []
@@ -166,9 +165,9 @@ def serve(job: Job, send: Send) -> None:
 
 
 class FileSample(Record):
-    """What was read of one file: `text_bytes` in `documents`; `file_text_bytes` and `read_bytes` are for all of it.
+    """The sample of one file: `text_bytes` in `documents`; `file_text_bytes` and `read_bytes` are for all of it.
 
-    read_bytes: of the file itself, what has to be read (or fetched) for its text.
+    read_bytes: of the file itself, read (or fetched) for its text.
     """
 
     size_bytes: int
@@ -184,7 +183,6 @@ def spread(count: int, most: int) -> list[int]:
 
 
 def serve_sample(job: Job, send: Send) -> None:
-    """Send one frame with texts for each sampled file; its header is the FileSample."""
     most = MOST_REMOTE_FILES if any(file.remote for file in job.files) else MOST_FILES
     chosen = spread(len(job.files), most)
     wanted = (job.sample_bytes or MOST_BYTES) // len(chosen)
@@ -236,7 +234,7 @@ def main(parent: Parent, job_file: str) -> None:
     Path(job_file).unlink(missing_ok=True)  # now: a parent that is killed cannot
 
     def work() -> None:
-        with contextlib.suppress(UserError):  # told where it is needed; its own size does not count as parsing
+        with contextlib.suppress(UserError):  # reported where it is needed; its own size does not count as parsing
             if any(file.kind == "parquet" or file.compression == "zstd" for file in job.files):
                 need_pyarrow()
             if any(file.remote for file in job.files):

@@ -1,4 +1,4 @@
-"""What is to be read: files, folders, globs, hf://datasets/… and stdin, as one ordered list with a fingerprint."""
+"""What to read: files, folders, globs, hf://datasets/… and stdin, as one ordered list with a fingerprint."""
 
 import codecs
 import glob
@@ -43,7 +43,7 @@ class SourceList(Record):
 
 
 def expand(words: Sequence[str]) -> SourceList:
-    """Return the files that SOURCE… stands for, folders and globs sorted by name, each file once.
+    """Return the files of SOURCE…, folders and globs sorted by name, each file once.
 
     Raises UserError 'data.source_missing', 'data.source_nothing' and 'usage.two_stdins'.
     """
@@ -67,7 +67,7 @@ def expand(words: Sequence[str]) -> SourceList:
 
 
 def not_utf8(words: Sequence[str]) -> tuple[UserError, ...]:
-    """Note each plain text file, of those named here, that does not begin as UTF-8."""
+    """Note each of these plain text files that does not begin as UTF-8."""
     notes = []
     for word in words:
         data = b"" if kind_of(word) not in (None, ("text", "")) else first_bytes(Path(word), _LOOKED_AT_BYTES)
@@ -106,11 +106,11 @@ def _expand_one(word: str, left_out: Counter[str]) -> list[SourceFile]:
 def _walk(folder: Path, left_out: Counter[str]) -> list[SourceFile]:
     found = []
 
-    def unreadable(error: OSError) -> None:  # without it os.walk leaves the folder out and says nothing
+    def unreadable(error: OSError) -> None:  # by default os.walk leaves the folder out in silence
         raise UserError("data.source_unreadable", path=str(error.filename), reason=error.strerror or str(error))
 
     for place, folders, names in os.walk(folder, onerror=unreadable):
-        # What was prepared, or is being, lies beside its source at times; hidden folders are no texts.
+        # A prepared dataset, or a growing one, may be beside its source; hidden folders are not texts.
         folders[:] = sorted(name for name in folders if not name.startswith(".") and not _is_prepared(place, name))
         linked = [name for name in folders if Path(place, name).is_symlink()]  # not entered: it may be a loop
         if linked:
@@ -125,7 +125,7 @@ def _walk(folder: Path, left_out: Counter[str]) -> list[SourceFile]:
 
 
 def _is_source(name: str) -> bool:
-    """Return whether a glob's match is to be read: 'books/**' must not take in what was prepared there a minute ago."""
+    """Return whether a glob's match is to be read: 'books/**' must not include a dataset prepared there."""
     path = Path(name)
     return path.is_file() and not _is_prepared(str(path.parent), "") and path.parent.name != PROGRESS
 
@@ -140,7 +140,7 @@ def _local(path: Path, kind: tuple[Kind, str]) -> SourceFile:
         state = path.stat()
     except OSError as error:
         raise UserError("data.source_unreadable", path=str(path), reason=error.strerror or str(error)) from None
-    if not path.is_file():  # a pipe or a device would wait, or never end
+    if not path.is_file():  # a pipe or a device would block, or never end
         raise UserError("data.source_unreadable", path=str(path), reason="it is no regular file")
     return SourceFile(
         path=str(path), kind=kind[0], compression=kind[1], size_bytes=state.st_size, stamp=str(state.st_mtime_ns)
@@ -166,7 +166,7 @@ DEFAULT_DOCUMENT_BYTES = 16 * 2**20
 
 class PrepareOptions(Record):
     """`tokenizer`: byte, gpt2 and other names of tiktoken's, or a path of a tokenizer.json; `train_bpe`: the size of a
-    vocabulary to be trained instead. `max_tokens` None: all of the source.
+    vocabulary to train instead. `max_tokens` None: all of the source.
     """
 
     sources: tuple[str, ...]

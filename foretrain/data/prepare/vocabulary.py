@@ -38,10 +38,10 @@ _TRAINING_BYTES = 3 * 2**30
 def make(
     options: PrepareOptions, sources: SourceList, folder: Path, *, plan: bool = False
 ) -> tuple[TokenizerInfo, int]:
-    """Find or train the tokenizer, saved as a folder; return (what the index says of it, one more than its largest id).
+    """Find or train the tokenizer, saved as a folder; return (its entry for the index, one more than its largest id).
 
-    One that is there for the same request is taken as it is. Raises UserError 'environment.no_vocabulary',
-    'data.bad_tokenizer', 'usage.tokenizer' and what training can meet.
+    One for the same request is reused. Raises UserError 'environment.no_vocabulary', 'data.bad_tokenizer',
+    'usage.tokenizer' and training's errors.
     """
     saved = folder / FOLDER
     if not (saved / REQUEST).is_file():
@@ -118,7 +118,7 @@ def _tiktoken_names() -> tuple[str, ...]:
 
 
 def _train(options: PrepareOptions, sources: SourceList, staging: Path, plan: bool) -> Tokenizer:
-    """Train a BPE of the source's text in a process of its own, whose memory is given back."""
+    """Train a BPE on the source's text in a process of its own, which frees the memory."""
     if any(file.kind == "stdin" for file in sources.files):
         raise UserError("usage.bpe_of_stdin")
     assert options.train_bpe is not None

@@ -1,7 +1,7 @@
-"""Token shards as they grow: each is written beside its place, and gets its name when it is complete and synced.
+"""Token shards as they grow: each is written beside its place, and renamed when it is complete and synced.
 
-What a snapshot says about the growing shard (its size and digest) is what a killed preparation goes on from: the file
-is cut there, checked against the digest, and continued.
+A snapshot has the growing shard's size and digest: a resumed preparation cuts the file there, verifies it, and
+continues.
 """
 
 import errno
@@ -40,7 +40,7 @@ from foretrain.data.shards import (
 )
 
 _PIECE_BYTES = 2**20
-_write = os.write  # what tests stand in for
+_write = os.write  # replaced by tests
 
 
 def open_file(path: Path, *, empty: bool = False) -> int:
@@ -69,7 +69,7 @@ def publish(path: Path, text: Iterable[str]) -> None:
         os.fsync(handle)
     except BaseException:
         os.close(handle)
-        staging.unlink(missing_ok=True)  # what it took is free again
+        staging.unlink(missing_ok=True)  # frees its space
         raise
     os.close(handle)
     staging.replace(path)
@@ -137,14 +137,14 @@ class SplitWriter:
         self._sha, self._block, self._blocks, self._block_filled = hashlib.sha256(), hashlib.sha256(), bytearray(), 0
 
     def _restore(self, part: Part) -> None:
-        """Restore the files as the snapshot knows them. Raises UserError 'data.progress_damaged'."""
+        """Restore the files of the snapshot. Raises UserError 'data.progress_damaged'."""
         for shard in self.shards:
             path = self.folder / shard.file
             if not path.is_file() or path.stat().st_size != shard.tokens * self.item_bytes:
                 raise UserError("data.progress_damaged", path=str(self.folder), file=shard.file)
         number = len(self.shards)
         published = self.folder / shard_name(self.split, number)
-        if published.exists():  # complete when we were killed, before the snapshot that says so
+        if published.exists():  # complete when we were killed, before its snapshot
             published.replace(self._part_path())
         while (later := self.folder / shard_name(self.split, number + 1)).exists():
             later.unlink()
@@ -271,7 +271,7 @@ class Identity(Record):
 
 
 class Snapshot(Record):
-    """A state that can be gone on from: all tokens of the documents before `position` are on disk."""
+    """A resumable state: all tokens of the documents before `position` are on disk."""
 
     identity: Identity
     position: Position = Position()
@@ -306,7 +306,6 @@ def read(folder: Path) -> Snapshot | None:
 
 
 def check_same(folder: Path, now: Identity, before: Identity) -> None:
-    """Raise UserError 'data.other_preparation' that names every difference."""
     differences = _differences(now.settings.to_json(), before.settings.to_json())
     differences += _differences(now.tokenizer.to_json(), before.tokenizer.to_json(), "tokenizer ")
     if now.source != before.source:
@@ -326,10 +325,10 @@ def _differences(now: dict[str, Any], before: dict[str, Any], what: str = "") ->
 
 
 def finished(folder: Path, now: Identity) -> DatasetIndex | None:
-    """Return the index of a folder that was prepared before, in the same way; None where there is none.
+    """Return the index of a folder with the same, finished preparation; None where there is none.
 
-    Raises UserError 'data.other_preparation' where it was prepared in another way, and 'data.prepared_damaged' where a
-    shard is missing or has another size.
+    Raises UserError 'data.other_preparation' for another one, and 'data.prepared_damaged' where a shard is missing or
+    has another size.
     """
     if not (folder / INDEX).is_file():
         return None
@@ -339,7 +338,7 @@ def finished(folder: Path, now: Identity) -> DatasetIndex | None:
     )
     check_same(folder, now, before)
     for split in index.splits.values():
-        for shard in split.shards:  # "prepared already" must not be said of what a disk or a hand has cut since
+        for shard in split.shards:  # a shard may have been truncated since
             path, size = folder / shard.file, shard.tokens * ITEM_BYTES[index.dtype]
             if not path.is_file() or path.stat().st_size != size:
                 raise UserError("data.prepared_damaged", path=str(folder), file=shard.file)

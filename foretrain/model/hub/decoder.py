@@ -27,13 +27,15 @@ from foretrain.model.hub.tiles import TiledLoss, Turn
 from foretrain.model.hub.unsloth_loss import ChunkedLoss, whole_loss
 
 HOLDING = ("gpt2", "gpt_bigcode")  # blocks that hold what attention gave until they end
-JOINING = ("gpt_neox", "phi", "phi3")  # what is turned is joined to the other columns, even where there are none
+JOINING = ("gpt_neox", "phi", "phi3")  # what is rotated is joined to the other columns, even where there are none
 
 
 class Build:
-    """How the layers of a model are made. `adapted`: roles of linear layers that get an adapter; `packed`: how those of
-    blocks are kept in 4 bits; `liger`, `unsloth`: whose functions it gets in the place of transformers'; `cached`: in
-    which modes, training or not, keys and values are copied and stay.
+    """How layers are built.
+
+    `adapted`: roles of linear layers that get an adapter; `packed`: the 4-bit form of the blocks' weights; `liger`,
+    `unsloth`: whose functions replace transformers'; `cached`: in which modes (training or not) keys and values are
+    copied.
     """
 
     def __init__(
@@ -59,7 +61,7 @@ class Build:
         return liger.rotary if self.liger is not None else None
 
     def grouped(self, group: str, *layers: nn.Module) -> tuple[Lora, ...]:
-        """Return these layers with their adapters, where they run in one function of unsloth; else none."""
+        """Return these layers with their adapters where they run in one function of unsloth; else none."""
         found = tuple([layer for layer in layers if isinstance(layer, Lora) and layer.adapted()])
         if self.unsloth is None or group not in self.unsloth.lora or len(found) < len(layers):
             return ()
@@ -80,7 +82,6 @@ class Build:
         return layer
 
     def head(self, facts: Any) -> nn.Module:
-        """Return the layer that makes logits, which is never in 4 bits."""
         layer = nn.Linear(facts.n_embd, facts.vocab_size, bias=facts.head_bias)
         if self.adapter is not None and "head" in self.adapted:
             return Lora(layer, facts.n_embd, facts.vocab_size, self.adapter)
@@ -104,10 +105,7 @@ def adapted_layers(layers: tuple[Lora, ...]) -> list[unsloth.Adapted]:
 
 
 class RMSNorm(nn.Module):
-    """x
-
-    rms(x) · weight; the mean square is taken in fp32 (arXiv:1910.07467).
-    """
+    """x / rms(x) · weight; the mean square is fp32 (arXiv:1910.07467)."""
 
     def __init__(self, width: int, eps: float = 1e-6) -> None:
         super().__init__()
@@ -155,8 +153,6 @@ class BareNorm(nn.Module):
 
 
 class FastNorm(nn.Module):
-    """RMSNorm, Gemma's too, as one kernel of Liger or unsloth."""
-
     def __init__(self, width: int, function: Callable[[Tensor, Tensor], Tensor]) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
@@ -167,7 +163,6 @@ class FastNorm(nn.Module):
 
 
 def gelu_new(x: Tensor) -> Tensor:
-    """GELU's tanh approximation, written out as transformers' NewGELUActivation does."""
     return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
 
 
@@ -198,14 +193,13 @@ def apply_partial_rotary(x: Tensor, cos: Tensor, sin: Tensor, width: int) -> Ten
 
 
 def repeat_heads(x: Tensor, groups: int) -> Tensor:
-    """Return keys or values, B x K x T x D, once for each head of queries."""
     B, K, T, D = x.shape
     x = x[:, :, None, :, :].expand(B, K, groups, T, D)
     return x.reshape(B, K * groups, T, D)
 
 
 class Attention(nn.Module):
-    """Causal self-attention with fewer heads of keys and values where the facts say so (arXiv:2305.13245)."""
+    """Causal self-attention, with grouped queries where the facts have them (arXiv:2305.13245)."""
 
     def __init__(self, facts: Any, layer: int, build: Build) -> None:
         super().__init__()
@@ -249,7 +243,7 @@ class Attention(nn.Module):
         return y
 
     def projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values, each of its own matrix, B x heads x T x D. Gemma's norms come after all."""
+        """Return queries, keys and values, B x heads x T x D, each by its own matrix. Gemma's norms come after all."""
         f = self.facts
         if self.together or self.norms_turned:
             return self.fast_projected(x)
@@ -263,7 +257,7 @@ class Attention(nn.Module):
         return q, k, v
 
     def fast_projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The same in unsloth's blocks. Where one kernel norms and turns q and k, these are B x T x heads x D."""
+        """Return the same by unsloth. Where one kernel norms and rotates q and k, they are B x T x heads x D."""
         f = self.facts
         if self.together:
             q, k, v = unsloth.lora_qkv(x, *adapted_layers(self.together))
@@ -275,7 +269,7 @@ class Attention(nn.Module):
         return (q.transpose(1, 2), k.transpose(1, 2), v) if self.norms_turned else (q, k, v)
 
     def normed_and_turned(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """Norm and turn B x T x heads x D as unsloth does: one kernel for all on a card, which trains no norm."""
+        """Norm and rotate B x T x heads x D as unsloth does: by one kernel on a card that trains no norm."""
         norms: Any = self.q_norm, self.k_norm
         of_q, of_k = (norm.weight for norm in norms)
         if q.is_cuda and not of_q.requires_grad and not of_k.requires_grad:
@@ -309,7 +303,6 @@ class Attention(nn.Module):
         return apply_partial_rotary(x, cos, sin, width) if width else apply_rotary(x, cos, sin)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """Return B x T x H x D."""
         groups = self.facts.groups
         dropout = self.facts.attention_dropout if self.training else 0.0
         if self.facts.written_attention:
@@ -323,7 +316,6 @@ class Attention(nn.Module):
         return y.transpose(1, 2).contiguous()
 
     def written(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
-        """Attend by matmuls ("eager"), with the scores in fp32."""
         weights = torch.matmul(q, k.transpose(2, 3)) * self.facts.head_dim**-0.5
         if self.facts.attention_softcap:
             weights = torch.tanh(weights / self.facts.attention_softcap) * self.facts.attention_softcap
@@ -367,8 +359,6 @@ class GatedMLP(nn.Module):
 
 
 class PlainMLP(nn.Module):
-    """down(act(up(x)))."""
-
     def __init__(self, facts: Any, build: Build) -> None:
         super().__init__()
         f = facts
@@ -384,7 +374,7 @@ class PlainMLP(nn.Module):
 
 
 class Mixture(nn.Module):
-    """A mixture of experts in the place of an MLP, with one that every token takes where the facts say so."""
+    """A mixture of experts instead of an MLP, with a shared expert where the facts have one."""
 
     def __init__(self, facts: Any, build: Build) -> None:
         super().__init__()
@@ -415,7 +405,7 @@ def make_mlp(facts: Any, layer: int, build: Build) -> nn.Module:
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)); norms after the parts, or beside, where the facts say so."""
+    """x + attention(norm(x)), then x + mlp(norm(x)); norms after or beside the parts where the facts say so."""
 
     def __init__(self, facts: Any, layer: int, build: Build) -> None:
         super().__init__()
@@ -451,8 +441,6 @@ class Block(nn.Module):
 
 
 class ParallelBlock(nn.Module):
-    """x + attention(norm(x)) + mlp(norm(x)), the norm shared or one each (GPT-NeoX, Phi)."""
-
     def __init__(self, facts: Any, layer: int, build: Build) -> None:
         super().__init__()
         self.self_attn = Attention(facts, layer, build)
@@ -475,7 +463,6 @@ class ParallelBlock(nn.Module):
 
 
 def rotary_tables(positions: Tensor, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines of the positions, 1 x T, as 1 x 1 x T x D."""
     rates = 10000.0 ** -(torch.arange(0, width, 2, dtype=torch.float32, device=positions.device) / width)
     freqs = positions[..., None].float() * rates
     angles = torch.cat((freqs, freqs), dim=-1)
@@ -489,14 +476,15 @@ def window_mask(B: int, T: int, window: int, like: Tensor) -> Tensor:
 
 
 def mask_as_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return what is added to scores so that only those of a mask count."""
     return torch.where(mask, torch.zeros((), dtype=dtype, device=mask.device), torch.finfo(dtype).min)
 
 
 class Decoder(nn.Module):
-    """The model with its loss. `checkpointing`: recompute each block in backward; `reentrant`: the older way;
-    `offloads`: what blocks begin with lies on the host until then, but for the last block's after the first pass;
-    `keeps_logits`: an evaluation wants them; `tiled`: the loss is TRL's; `returns_logits`: beside the loss.
+    """The model with its loss.
+
+    `checkpointing`: recompute each block in backward; `reentrant`: by the older implementation; `offloads`: block
+    inputs are on the host until then, except the last block's after the first pass; `keeps_logits`: an evaluation wants
+    them; `tiled`: the loss is TRL's; `returns_logits`: beside the loss.
     """
 
     def __init__(
@@ -534,14 +522,14 @@ class Decoder(nn.Module):
             self.chunked_loss = liger.FusedLoss()
 
     def embedded(self, idx: Tensor, positions: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return B x T x C of token ids at positions, and the embeddings that it was made of."""
+        """Return B x T x C of token ids at positions, and the embeddings that were summed."""
         f = self.facts
         x = self.embed_tokens(idx)
-        within = f.norm == "gemma_rms"  # whose embedding multiplies what it gives
+        within = f.norm == "gemma_rms"  # Gemma's embedding multiplies its own output
         if f.scaled_embedding and within:
             x = x * (f.n_embd**0.5)
         if self.checkpointing or self.build.fast_blocks:
-            x.requires_grad_(True)  # of frozen ones too (enable_input_require_grads)
+            x.requires_grad_(True)  # frozen ones too (enable_input_require_grads)
         if f.scaled_embedding and not within:
             x = x * (f.n_embd**0.5)
         parts = (x,)
@@ -597,15 +585,15 @@ class Decoder(nn.Module):
         needed = [f.written_attention or padded or window < T for window in windows]
         pairs = zip(windows, needed, strict=True)
         made = [window_mask(B, T, window, like) if need else None for window, need in pairs]
-        if f.written_attention:  # numbers that are added to the scores
+        if f.written_attention:  # added to the scores
             made = [None if mask is None else mask_as_bias(mask, like.dtype) for mask in made]
         return made[0], made[1] if f.sliding_layers else None
 
     def forward(self, idx: Tensor, labels: Tensor) -> Any:
-        """Return the mean loss in nats of predicting labels, B x T, one to the left of where they stand."""
+        """Return the mean loss in nats of predicting labels, B x T, shifted left by one."""
         if self.tiled:
             return self.tiled_loss(idx, labels)
-        states = self.states(idx)  # which stay until the loss is there, as transformers' output has them
+        states = self.states(idx)  # held until the loss is made, as transformers' output holds them
         kind = self.build.liger.loss if self.build.liger is not None else ""
         together = self.chunks or kind == "fused"
         if together and (self.training or not self.keeps_logits):  # the Trainer asks for `skip_logits`
@@ -622,7 +610,7 @@ class Decoder(nn.Module):
         return loss
 
     def tiled_loss(self, idx: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss by TRL, which runs the model once more where an evaluation wants logits."""
+        """Return TRL's loss, which runs the model once more where an evaluation wants logits."""
         f = self.facts
         turn = Turn(1 / 8.0 if f.scaled_logits else 1.0, f.logit_softcap)
         routed: list[Tensor] = []
@@ -637,8 +625,7 @@ class Decoder(nn.Module):
         return loss
 
     def watched(self, idx: Tensor, routed: list[Tensor]) -> Tensor:
-        """Return the states, with the logits of each layer's router, which the pass alone leaves, not the
-        recomputation."""
+        """Return the states, and the router logits of the pass (not of the recomputation) in `routed`."""
         routers = [block.mlp.gate for block in self.layers if isinstance(block.mlp, Mixture)]
         for router in routers:
             router.seen = routed
@@ -649,7 +636,7 @@ class Decoder(nn.Module):
 
 
 def causal_loss(logits: Tensor, labels: Tensor, own: Callable[[Tensor, Tensor], Tensor] | None = None) -> Tensor:
-    """transformers' ForCausalLMLoss: fp32 logits, labels moved by one. `own`: another cross-entropy."""
+    """Return transformers' ForCausalLMLoss: fp32 logits, labels shifted by one. `own`: another cross-entropy."""
     V = logits.shape[-1]
     logits = logits.float()
     labels = F.pad(labels, (0, 1), value=-100)

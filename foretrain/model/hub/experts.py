@@ -1,11 +1,10 @@
-"""A mixture of experts as transformers runs it: a router gives each token to some of the experts, whose weights are
-one tensor, and one grouped matmul multiplies the tokens of all experts (transformers 5.23, integrations/moe.py,
-grouped_mm_experts_forward, and models/*/modeling_*.py).
+"""A mixture of experts as transformers runs it: one grouped matmul for the tokens of all experts, whose weights are one
+tensor (transformers 5.23, integrations/moe.py, grouped_mm_experts_forward, and models/*/modeling_*.py).
 
-Tokens are sorted by their expert, each once for each of its experts. So what is allocated follows from how many tokens
-and experts there are, and not from which expert gets which token.
+Tokens are sorted by expert, once for each of their experts. So allocations depend on the counts of tokens and experts,
+not on which expert gets which token.
 
-Shapes: N tokens, X experts, k experts a token, S = N·k, C width, M width of an expert.
+Shapes: N tokens, X experts, k experts per token, S = N·k, C width, M width of an expert.
 """
 
 from typing import Any
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 from foretrain.model.hub.linear import Adapter
 
-WIDE = ("mixtral",)  # families whose shares of experts stay in fp32, and with them what experts give
+WIDE = ("mixtral",)  # families whose expert shares, and so expert outputs, stay fp32
 
 
 class Router(nn.Module):
@@ -26,7 +25,7 @@ class Router(nn.Module):
         self.normed = facts.normed_experts
         self.weight = nn.Parameter(torch.empty(facts.n_expert, facts.n_embd))
         self.change = Folded(1, facts.n_expert, facts.n_embd, adapter) if adapter else None
-        self.seen: list[Tensor] | None = None  # where the logits of a pass are kept, if anything wants them
+        self.seen: list[Tensor] | None = None  # router logits of a pass, where they are wanted
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         weight = self.weight if self.change is None else self.change.added(self.weight)
@@ -41,7 +40,7 @@ class Router(nn.Module):
 
 
 def balance(logits: list[Tensor], taken: int, mask: Tensor | None) -> Tensor:
-    """Return how unevenly experts are taken, 1 where they are evenly (arXiv:2101.03961; transformers models/mixtral).
+    """Return how unevenly experts are used, 1 where evenly (arXiv:2101.03961; transformers models/mixtral).
 
     logits: N x X of each layer; mask: of the tokens that count, N; None: all of them.
     """
@@ -65,8 +64,9 @@ def balance(logits: list[Tensor], taken: int, mask: Tensor | None) -> Tensor:
 
 
 class Folded(nn.Module):
-    """A LoRA adapter of a parameter that is no layer (peft tuners/lora/layer.py, ParamWrapper): the matmul of its two
-    matrices is added to the whole parameter before each forward pass, and backward keeps the sum."""
+    """A LoRA adapter of a bare parameter (peft tuners/lora/layer.py, ParamWrapper): the matmul of its two matrices is
+    added to the whole parameter before each forward pass, and the sum is saved for backward.
+    """
 
     def __init__(self, count: int, n_out: int, n_in: int, adapter: Adapter) -> None:
         super().__init__()
@@ -76,8 +76,9 @@ class Folded(nn.Module):
         self.scaling = 2.0
 
     def factors(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the two matrices of each expert, X x out x r and X x r x in, in the dtype of the parameter. The sum is
-        made once before, to see that it fits (torch's register_parametrization)."""
+        """Return the two matrices of each expert, X x out x r and X x r x in, in the parameter's dtype. The sum is also
+        made once before, to check its shape (torch's register_parametrization).
+        """
         a = self.lora_A.weight.reshape(self.count, self.rank, self.lora_A.weight.shape[-1])
         b = self.lora_B.weight.reshape(self.lora_B.weight.shape[0], self.rank, self.count).permute(2, 0, 1)
         found = b.to(weight.dtype), a.to(weight.dtype)
@@ -85,7 +86,6 @@ class Folded(nn.Module):
         return found
 
     def folded(self, weight: Tensor, factors: tuple[Tensor, Tensor]) -> Tensor:
-        """Return X x out x in of a parameter and its factors."""
         return torch.baddbmm(weight, *factors, alpha=self.scaling)
 
     def added(self, weight: Tensor) -> Tensor:
@@ -99,8 +99,6 @@ class Folded(nn.Module):
 
 
 class Experts(nn.Module):
-    """down(act(gate(x)) · up(x)) of each token's experts, by its shares of them."""
-
     def __init__(self, facts: Any, act: Any, adapter: Adapter | None, adapted: frozenset[str]) -> None:
         super().__init__()
         f = facts
@@ -117,7 +115,7 @@ class Experts(nn.Module):
     def forward(self, x: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
         """x: N x C of tokens; chosen, shares: N x k of their experts and shares."""
         N, taken, C = x.shape[0], chosen.shape[-1], x.shape[-1]
-        # Made before all else, and held until the end.
+        # Made first, and held until the end.
         of_down = self.down.factors(self.down_proj) if self.down is not None else None
         of_gate_up = self.gate_up.factors(self.gate_up_proj) if self.gate_up is not None else None
         experts, order = torch.sort(chosen.reshape(-1))
@@ -149,5 +147,4 @@ class Experts(nn.Module):
 
 
 def grouped_matmul(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    """Return S x out of tokens sorted by expert and weights, X x out x in."""
     return F.grouped_mm(x.to(weight.dtype), weight.transpose(-2, -1), offs=ends)

@@ -1,6 +1,6 @@
-"""Kernels that are not PyTorch's, such as Triton's: what they read and write, and what their authors ask of the card.
+"""Kernels of others, such as Triton's: what they read and write.
 
-The estimate puts functions of its own in their place: that of `launch` notes the kernel for the time of a step.
+The estimate replaces these functions: its `launch` records the kernel for the time of a step.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 
 def launch(kind: str, written: Tensor | Sequence[Tensor], *read: Tensor, shape: Sequence[int] = ()) -> None:
-    """Do nothing: such a kernel allocates nothing, and changes no value of tensors without values.
+    """Do nothing: such a kernel allocates nothing, and tensors without values have nothing to change.
 
     kind: as in predict/speed/ops.py, with `triton_` before it: no compiler fuses it. shape: (m, n, k) of a matmul.
     """
@@ -27,7 +27,7 @@ def card_bytes(device: Any) -> int:
 
 
 def sums_half_in_fp32(device: Any) -> bool:
-    """Return whether its matmuls of half-precision matrices are added to a fp32 one (torch.addmm's out_dtype)."""
+    """Return whether the device adds matmuls of half-precision matrices to an fp32 one (torch.addmm's out_dtype)."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
@@ -40,5 +40,5 @@ def column_sums(x: Tensor) -> Tensor:
 
 
 def offloaded(function: Callable[..., Any], *args: Any) -> Any:
-    """Return function(*args), recomputed in backward. In the estimate its first argument then lies on the host."""
+    """Return function(*args), recomputed in backward. In the estimate its first argument is then on the host."""
     return checkpoint(function, *args, use_reentrant=True)

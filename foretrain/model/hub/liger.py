@@ -1,13 +1,13 @@
-"""Liger's kernels (linkedin/Liger-Kernel 0.8.2) as memory sees them: tensors are made, kept for backward and written
-over as its functions do that; what its Triton kernels compute within them is left out (kernels.py).
+"""Liger's kernels (linkedin/Liger-Kernel 0.8.2) as memory sees them: tensors are made, saved for backward and
+overwritten as its functions do; what its Triton kernels compute is left out (kernels.py).
 
-ops/rms_norm.py                     keeps the input and a number a row; a row of the weight's gradient for each
-                                    processor; the gradient takes the place of the one that comes, where `in_place`
-ops/swiglu.py, geglu.py             keep gate and up, which become their own gradients
-ops/rope.py                         turns queries and keys where they lie, forward and backward
+ops/rms_norm.py                     saves the input and one number per row; one row of the weight's gradient for each
+                                    processor; the gradient overwrites the incoming one where `in_place`
+ops/swiglu.py, geglu.py             save gate and up, which become their own gradients
+ops/rope.py                         rotates queries and keys in place, forward and backward
 ops/cross_entropy.py                logits become their own gradient
-ops/fused_linear_cross_entropy.py   head and loss of a few tokens at a time, and their gradients at once
-ops/utils.py, ensure_contiguous     what does not lie row by row is copied first
+ops/fused_linear_cross_entropy.py   head and loss of a few tokens at a time, with their gradients
+ops/utils.py, ensure_contiguous     copies what is not row-major
 
 N = B·T tokens, n of them in a chunk, C width, V vocabulary.
 """
@@ -22,8 +22,6 @@ from foretrain.model.hub.kernels import launch, processors, sums_half_in_fp32
 
 
 class Rms(torch.autograd.Function):
-    """LigerRMSNormFunction: it keeps its input and a number a row."""
-
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, in_place: bool) -> Tensor:
         x = x.contiguous()
@@ -48,17 +46,11 @@ class Rms(torch.autograd.Function):
 
 
 def rms_norm(x: Tensor, weight: Tensor, *, in_place: bool) -> Tensor:
-    """x
-
-    rms(x) · weight in one kernel, in the dtype of x.
-    """
     out: Tensor = Rms.apply(x, weight, in_place)
     return out
 
 
 class _GatedProduct(torch.autograd.Function):
-    """LigerSiLUMulFunction, LigerGELUMulFunction."""
-
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
         gate, up = gate.contiguous(), up.contiguous()
@@ -77,13 +69,12 @@ class _GatedProduct(torch.autograd.Function):
 
 
 def gated_product(gate: Tensor, up: Tensor) -> Tensor:
-    """act(gate) · up in one kernel."""
     out: Tensor = _GatedProduct.apply(gate, up)
     return out
 
 
 class Rotary(torch.autograd.Function):
-    """LigerRopeFunction: in the place of queries and keys that lie token by token, forward and backward."""
+    """LigerRopeFunction: in place, forward and backward, where queries and keys lie token by token."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -101,7 +92,6 @@ class Rotary(torch.autograd.Function):
 
 
 def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Turn queries and keys, B x heads x T x D, in their own place where they lie token by token."""
     q, k = Rotary.apply(q, k, cos, sin)
     return q, k
 
@@ -118,7 +108,7 @@ class _CrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
         losses = logits.new_zeros((logits.shape[0],), dtype=logits.dtype)
         _count(labels)
-        launch("triton_softmax", (logits, losses), logits, logits, labels)  # a row is gone through twice
+        launch("triton_softmax", (logits, losses), logits, logits, labels)  # a row is read twice
         if logits.requires_grad:
             ctx.save_for_backward(logits.detach())
         return losses.sum()
@@ -136,14 +126,12 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def chunk_tokens(tokens: int, width: int, vocabulary: int) -> int:
-    """Return n: a power of two, for which logits take about as much as all hidden states."""
+    """Return n: a power of two for which logits take about as much as all hidden states."""
     least = -(-tokens // -(-vocabulary // width))
     return 1 << (least - 1).bit_length()
 
 
 class _FusedHead(torch.autograd.Function):
-    """LigerFusedLinearCrossEntropyFunction. A chunk's logits stay until the next one's are there."""
-
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
         N = x.shape[0]
@@ -182,7 +170,7 @@ class _FusedHead(torch.autograd.Function):
 
 
 def _add_product(total: Tensor, grad_logits_t: Tensor, x: Tensor) -> Tensor | None:
-    """Add the weight's gradient of a chunk, in one matmul where the sum is fp32 and the card can; return what stays."""
+    """Add the weight's gradient of a chunk, in one matmul where sums are fp32 and the card can."""
     wide = total.dtype == torch.float32 and grad_logits_t.dtype != torch.float32
     if wide and sums_half_in_fp32(total.device):
         x = x.to(grad_logits_t.dtype)
@@ -193,10 +181,9 @@ def _add_product(total: Tensor, grad_logits_t: Tensor, x: Tensor) -> Tensor | No
 
 
 class FusedLoss(nn.Module):
-    """The loss of hidden states, of which logits are never there together (transformers/model/loss_utils.py)."""
+    """The loss of hidden states without ever having all logits (transformers/model/loss_utils.py)."""
 
     def forward(self, states: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-        """states: B x T x C; labels: B x T, moved by one here."""
         labels = F.pad(labels, (0, 1), value=IGNORED)
         shifted = labels[..., 1:].contiguous()
         total: Tensor = _FusedHead.apply(states.view(-1, states.shape[-1]), weight, shifted.view(-1))

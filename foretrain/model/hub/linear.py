@@ -1,4 +1,4 @@
-"""Linear layers as fine-tuning has them: plain, in x out as GPT-2 keeps them, in 4 bits, and with a LoRA adapter.
+"""Linear layers of fine-tuning: plain, in x out as in GPT-2, in 4 or 8 bits, and with a LoRA adapter.
 
 Each computes what transformers', bitsandbytes' and peft's do, in their order, so that it saves and allocates the same:
 transformers pytorch_utils.py (Conv1D), bitsandbytes autograd/_functions.py (MatMul4Bit) and backends/default/ops.py
@@ -18,7 +18,7 @@ BLOCK = 64  # weights in 4 bits that share a scale
 
 
 class Adapter(NamedTuple):
-    """What an adapter is made of. `wide`: its weights are fp32, as peft makes them beside half-precision ones."""
+    """`wide`: the adapter's weights are fp32, as peft makes them beside half-precision ones."""
 
     rank: int
     dropout: float
@@ -39,9 +39,11 @@ class Conv1D(nn.Module):
 
 
 class Packed(NamedTuple):
-    """How weights are kept in 4 bits. `compute`: the dtype that they are multiplied in; `stored`: the one that they
-    were packed from, and become again; `nested`: whether their scales are in 8 bits; `bits`: 4, or 8 as LLM.int8;
-    `holds`: whether a layer in 8 bits holds its input where checkpoints do not reach, as MatMul8bitLt does.
+    """How weights are packed.
+
+    `compute`: the dtype of matmuls; `stored`: the dtype before packing, and after unpacking; `nested`: scales are in 8
+    bits; `bits`: 4, or 8 as LLM.int8; `holds`: an 8-bit layer holds its input outside checkpoints, as MatMul8bitLt
+    does.
     """
 
     compute: Any
@@ -52,7 +54,7 @@ class Packed(NamedTuple):
 
 
 class _Matmul4Bit(torch.autograd.Function):
-    """x·Wᵀ + b where W is made from 4 bits for each matmul, forward and backward, and let go after it."""
+    """x·Wᵀ + b where W is unpacked from 4 bits for each matmul, forward and backward, and freed after it."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: "Linear4bit") -> Tensor:
@@ -66,20 +68,19 @@ class _Matmul4Bit(torch.autograd.Function):
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None, scales: Tensor | None) -> Tensor:
-    """Return x·Wᵀ + b; the scales stay until it is there."""
     return F.linear(x, weight, bias)
 
 
 class Linear4bit(nn.Module):
-    """A frozen linear layer in 4 bits (NF4, arXiv:2305.14314), which gives the dtype of its input.
+    """A frozen linear layer in 4 bits (NF4, arXiv:2305.14314), which returns the dtype of its input.
 
-    It has no values: only its sizes are known. Two weights are a byte, 64 of them have a scale.
+    It has no values, only sizes: two weights take a byte, 64 of them have a scale.
     """
 
     def __init__(self, n_in: int, n_out: int, bias: bool, packed: Packed) -> None:
         super().__init__()
         self.shape, self.packed = (n_out, n_in), packed
-        self.place = torch.empty(self.shape, dtype=packed.stored)  # of no program: the run has it (simulated.py)
+        self.place = torch.empty(self.shape, dtype=packed.stored)  # owned by the run, not by a program (simulated.py)
         self.in_place_of_all = False  # whether one of unsloth's functions runs it
         self.bias = nn.Parameter(torch.zeros(n_out)) if bias else None
 
@@ -87,14 +88,13 @@ class Linear4bit(nn.Module):
         return torch.empty(self.shape, dtype=dtype)
 
     def scales(self) -> Tensor | None:
-        """Return the scales in fp32, where they are kept in 8 bits: made of them, then moved by an offset."""
         if not self.packed.nested:
             return None
         made = torch.empty((-(-self.shape[0] * self.shape[1] // BLOCK),), dtype=torch.float32)
         return made + 1.0
 
     def dequantized(self) -> Tensor:
-        """Return the weight in the dtype that it was packed from (bitsandbytes functional.py, dequantize_4bit)."""
+        """Return the weight in its dtype before packing (bitsandbytes functional.py, dequantize_4bit)."""
         scales = self.scales()
         found = self.weight(self.packed.stored)
         del scales
@@ -107,7 +107,7 @@ class Linear4bit(nn.Module):
         return out.to(dtype)
 
     def dense(self, shared: bool) -> Tensor:
-        """Return the weight as unsloth's kernel makes it, scales and all; `shared`: in one place for all layers."""
+        """Return the weight as unsloth's kernel makes it, scales included; `shared`: in one buffer for all layers."""
         if not shared:
             return self.weight(self.packed.stored)
         launch("dequantize", self.place)
@@ -137,7 +137,7 @@ class _Matmul8Bit(torch.autograd.Function):
 
 
 class Linear8bit(Linear4bit):
-    """A frozen linear layer in 8 bits (LLM.int8, arXiv:2208.07339), with a scale a row."""
+    """A frozen linear layer in 8 bits (LLM.int8, arXiv:2208.07339), with one scale per row."""
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = _Matmul8Bit.apply(x, self)
@@ -145,7 +145,7 @@ class Linear8bit(Linear4bit):
 
 
 class Lora(nn.Module):
-    """A layer with an adapter: layer(x) + B(A(dropout(x))) · scale (arXiv:2106.09685)."""
+    """layer(x) + B(A(dropout(x))) · scale (arXiv:2106.09685)."""
 
     def __init__(self, layer: nn.Module, n_in: int, n_out: int, adapter: Adapter) -> None:
         super().__init__()
@@ -172,7 +172,7 @@ class Lora(nn.Module):
         return result.to(dtype)
 
     def adapted(self) -> Adapted | None:
-        """Return it as unsloth's functions take it; None where they do not: with a bias, or another adapter."""
+        """Return it as unsloth's functions take it; None with a bias or another adapter, which they do not take."""
         layer: Any = self.base_layer
         if layer.bias is not None or self.lora_magnitude is not None or isinstance(layer, Conv1D):
             return None
@@ -181,8 +181,9 @@ class Lora(nn.Module):
         return Adapted(dense, self.lora_A.weight, self.lora_B.weight, p)
 
     def turned(self, x: Tensor, result: Tensor, magnitude: Tensor) -> Tensor:
-        """Return what DoRA adds (arXiv:2402.09353, peft tuners/lora/dora.py): rows of weight and adapter get a learned
-        length. Their own length is no part of the graph, but the adapter's matmul, which it is made of, is."""
+        """Return DoRA's term (arXiv:2402.09353, peft tuners/lora/dora.py): rows of weight and adapter get a learned
+        length. The graph has the adapter's matmul, but not the length computed from it.
+        """
         layer: Any = self.base_layer
         drops = self.lora_dropout is not None and self.training
         if drops:
@@ -210,7 +211,7 @@ class Lora(nn.Module):
         return torch.linalg.vector_norm(weight, dim=1).to(weight.dtype)
 
     def over_4bit(self, x: Tensor, result: Tensor) -> Tensor:
-        """Apply the adapter over 4 bits: only without autocast is the input cast."""
+        """Apply the adapter over 4 bits: the input is cast only without autocast."""
         if torch.is_autocast_enabled(x.device.type):
             return result + self.lora_B(self.lora_A(self.dropped(x))) * self.scaling
         x = x.to(self.lora_A.weight.dtype)

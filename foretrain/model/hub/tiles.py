@@ -1,9 +1,9 @@
 """TRL's loss, which never has whole logits (trl 1.16: trainer/utils.py, add_fused_lm_head, and
-kernels/chunked_logprob.py, ChunkedLogProbFunction): head and log-probabilities of some tokens and some words at a time.
-Backward makes each tile again, which becomes its own gradient.
+kernels/chunked_logprob.py, ChunkedLogProbFunction): head and log-probabilities of a tile of tokens and words at a time.
+Backward recomputes each tile, which becomes its own gradient.
 
-A card's tiles are folded by Triton's kernels (kernels.py) and hold the tokens that have a label alone; a CPU's are
-folded by PyTorch, and hold all tokens.
+A card's tiles are folded by Triton's kernels (kernels.py) and hold only tokens with a label; a CPU's are folded by
+PyTorch and hold all tokens.
 
 Shapes: N tokens, n of them in a tile, w words of a tile, C width, V vocabulary.
 """
@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from foretrain.model.hub.kernels import column_sums, launch, room_for_logits
 
-TOKENS, WORDS = 4096, 32_768  # of a tile; its room is as wide where a vocabulary is smaller
+TOKENS, WORDS = 4096, 32_768  # of a tile; its buffer is as wide where a vocabulary is smaller
 IGNORED = -100
 
 
 class Turn(NamedTuple):
-    """What logits are before their softmax: times `scale`, then within `softcap`, 0 for none."""
+    """What is done to logits before the softmax: times `scale`, then within `softcap`, 0 for none."""
 
     scale: float = 1.0
     softcap: float = 0.0
@@ -38,7 +38,9 @@ def _on_a_card(x: Tensor) -> bool:
 
 
 class _Sums:
-    """What of all words is known of each token: the largest logit, sums of exponentials, the label's own logit."""
+    """Running sums over the vocabulary for each token: the largest logit, the sum of exponentials, the label's own
+    logit.
+    """
 
     def __init__(self, x: Tensor) -> None:
         N = x.shape[0]
@@ -49,7 +51,6 @@ class _Sums:
             each.fill_(-math.inf)
 
     def fold(self, tile: Tensor, targets: Tensor, first: int, start: int, turn: Turn) -> None:
-        """Add a tile, of tokens from `first` and words from `start` on."""
         end = first + tile.shape[0]
         largest, sums, products, before, own = (
             each[first:end] for each in (self.largest, self.sums, self.products, self.before, self.own)
@@ -100,8 +101,9 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor, kind: str) -> None:
 
 
 class _LogProbs(torch.autograd.Function):
-    """ChunkedLogProbFunction for SFTTrainer: the log-probability of each label, the entropy, whether it is the
-    likeliest."""
+    """ChunkedLogProbFunction for SFTTrainer: log-probability of each label, entropy, whether the label is the
+    likeliest.
+    """
 
     @staticmethod
     def forward(
@@ -171,12 +173,11 @@ def _placed(x: Tensor, mask: Tensor) -> Tensor:
 
 
 class TiledLoss(nn.Module):
-    """The mean loss of hidden states. It returns the entropy and the likeliest words too, as TRL logs them."""
+    """The mean loss of hidden states, with the entropy and the likeliest words, which TRL logs."""
 
     def forward(
         self, states: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, turn: Turn
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """states: B x T x C; labels: B x T, moved by one here."""
         states, labels = states[:, :-1], labels[:, 1:]
         mask = labels != IGNORED
         if _on_a_card(states):

@@ -1,13 +1,12 @@
-"""unsloth's functions (unsloth and unsloth_zoo 2026.10.9) as memory sees them, as liger.py has Liger's: tensors are
-made, kept for backward and written over as its functions do that, run as they are; no block is compiled.
+"""unsloth's functions (unsloth and unsloth_zoo 2026.10.9) as memory sees them, as in liger.py; no block is compiled.
 
-kernels/rms_layernorm.py   keeps the input and a number a row; the gradient takes the place of the one that comes, where
+kernels/rms_layernorm.py   saves the input and one number per row; the gradient overwrites the incoming one where
                            `in_place`; a frozen weight gets none
-kernels/rope_embedding.py  turns queries and keys where they lie; their gradients are new
-kernels/qk_norm_rope.py    norms of heads and positions in one kernel, where they are frozen, on a card
-kernels/fast_lora.py       layers and adapters of an attention or an MLP in one function: what a layer gives is kept,
-                           the products with an adapter are not; gradients take the place of what they are made of
-kernels/utils.py           a weight in 4 bits becomes whole in one place for all in forward, in its own in backward
+kernels/rope_embedding.py  rotates queries and keys in place; their gradients are new
+kernels/qk_norm_rope.py    norms of heads and rotation in one kernel, where they are frozen, on a card
+kernels/fast_lora.py       layers and adapters of an attention or an MLP in one function: layer outputs are saved, the
+                           matmuls with an adapter are not; gradients overwrite what they are made of
+kernels/utils.py           a 4-bit weight is unpacked into one shared buffer in forward, into its own in backward
 
 N = B·T tokens, C width, F width inside the MLP, r rank, p dropout.
 """
@@ -23,8 +22,6 @@ from foretrain.model.hub.liger import Rms, Rotary
 
 
 class _Rms(Rms):
-    """Fast_RMS_Layernorm: forward as Liger's."""
-
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
         rows, weight, rates = ctx.saved_tensors
@@ -46,8 +43,6 @@ def rms_norm(x: Tensor, weight: Tensor, *, in_place: bool) -> Tensor:
 
 
 class _Rotary(Rotary):
-    """Fast_RoPE_Embedding_QK_Positions: forward as Liger's."""
-
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
         cos, sin = ctx.saved_tensors
@@ -67,8 +62,6 @@ def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tens
 
 
 class _NormedRotary(torch.autograd.Function):
-    """Fast_QK_Norm_RoPE."""
-
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, of_q: Tensor, of_k: Tensor, cos: Tensor, sin: Tensor
@@ -88,15 +81,15 @@ class _NormedRotary(torch.autograd.Function):
 
 
 def normed_rotary(q: Tensor, k: Tensor, of_q: Tensor, of_k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Norm and turn queries and keys, B x T x heads x D, to B x heads x T x D."""
     q, k = _NormedRotary.apply(q, k, of_q, of_k, cos, sin)
     return q.transpose(1, 2), k.transpose(1, 2)
 
 
 class Adapted(NamedTuple):
-    """A frozen layer without a bias and its adapter. `dense(shared)`: the weight, out x in; one in 4 bits is made
-    whole, where it is `shared` in the place that all have in common. `a`: r x in; `b`: out x r; `dropout`: p in
-    training.
+    """A frozen layer without a bias and its adapter.
+
+    `dense(shared)`: the weight, out x in; one in 4 bits is unpacked, into the common buffer where `shared`. `a`: r x
+    in; `b`: out x r; `dropout`: p in training.
     """
 
     dense: Callable[[bool], Tensor]
@@ -137,7 +130,7 @@ def _ran(x: Tensor, layer: Adapted, shared: bool) -> tuple[Tensor, Tensor | None
 def _factors(layer: Adapted, x: Tensor, product: Tensor, grad: Tensor, room: tuple[Tensor, Tensor]) -> None:
     """Return the gradients of an adapter, of its input and of the matmul of its gradient with B."""
     _added(room[0], product.t(), x, "matmul_weight")
-    low = layer.a @ x.t()  # r x N: what forward did not keep
+    low = layer.a @ x.t()  # r x N: not saved by forward
     _added(room[1], grad.t(), low.t(), "matmul_weight")
 
 
@@ -185,8 +178,6 @@ class _Mlp(torch.autograd.Function):
 
 
 class _Qkv(torch.autograd.Function):
-    """LoRA_QKV: three layers of one input."""
-
     @staticmethod
     def forward(ctx: Any, x: Tensor, layers: tuple[Adapted, ...], in_place: bool, *_: Tensor) -> tuple[Tensor, ...]:
         shared = not any(layer.dropout for layer in layers)

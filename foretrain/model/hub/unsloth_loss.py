@@ -1,9 +1,9 @@
 """Head and loss of unsloth (unsloth_zoo 2026.10.9, fused_losses/fused_linear.py): logits of a few tokens at a time, in
-one place for all of them, and their gradients at once.
+one buffer, with their gradients.
 
-Where the head is frozen and the vocabulary large, a few tokens meet a few words at a time, and the gradient is summed
-as attention sums (`_tiled_forward`). The last token of each sequence has no label, and is left out with those that
-have none: nobody knows how many these are, so all others count.
+Where the head is frozen and the vocabulary large, tiles of tokens and words are summed as in attention
+(`_tiled_forward`). Tokens without a label are left out: the last of each sequence, and others whose number is unknown,
+so these count.
 
 N = B·T tokens, R of them in a chunk, C width, V vocabulary.
 """
@@ -18,7 +18,7 @@ from foretrain.model.hub.kernels import card_bytes, launch, sums_half_in_fp32
 
 BUDGET_BYTES = 2 << 30  # half of what is free at the first loss, where that is less
 MOST_ROWS, FEWEST_ROWS, LEAST_LOGITS = 4096, 512, 512 * 151_936
-SPLIT_COLUMNS = 16_384  # of the vocabulary that one kernel takes
+SPLIT_COLUMNS = 16_384  # of the vocabulary, for one kernel
 TILE_BYTES, SMALL_CARD_BYTES = 256 << 20, 24.5 * 2**30
 
 
@@ -41,11 +41,11 @@ def tile(rows: int, vocabulary: int, small: bool) -> tuple[int, int]:
 
 
 class _HeadPass(NamedTuple):
-    """`learns`, `trains`: the head's input and its weight want gradients; `wide`: logits alone are fp32."""
+    """`learns`, `trains`: the head's input and its weight want gradients; `wide`: only logits are fp32."""
 
     learns: bool
     trains: bool
-    dtype: Any  # that products are made in
+    dtype: Any  # of matmuls
     wide: bool
     tiled: bool
     small: bool
@@ -62,8 +62,6 @@ class _HeadPass(NamedTuple):
 
 
 class _Head(torch.autograd.Function):
-    """fused_linear_cross_entropy."""
-
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, rows: int, way: _HeadPass) -> Tensor:
         kept = x.new_empty((rows,), dtype=torch.int64)  # which of the tokens
@@ -114,7 +112,7 @@ def _chunked(
         count = min(size, rows - start)
         states, logits = _gathered(x, count, others[0], way.dtype), room[:count]
         launch("matmul", logits, states, weight, shape=(count, V, C))
-        launch("triton_softmax", (logits, others[1]), logits, logits, others[0])  # a row is gone through twice
+        launch("triton_softmax", (logits, others[1]), logits, logits, others[0])  # a row is read twice
         if grad_x is not None:
             found = _product(logits, weight, way)
             own = found.to(grad_x.dtype)
@@ -125,7 +123,7 @@ def _chunked(
 
 
 def _product(logits: Tensor, weight: Tensor, way: _HeadPass) -> Tensor:
-    """Return the gradient of states in fp32: at once where the card can, else a copy."""
+    """Return the gradient of states in fp32: at once where the card can, else by a copy."""
     rows, (V, C) = logits.shape[0], weight.shape
     found = logits.new_empty((rows, C), dtype=torch.float32 if way.wide else way.dtype)
     launch("matmul_input", found, logits, weight, shape=(rows, C, V))
@@ -161,10 +159,7 @@ def _tiled(
 
 
 class ChunkedLoss(nn.Module):
-    """The loss of hidden states, of which logits are never there together (unsloth_fused_ce_loss)."""
-
     def forward(self, states: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-        """states: B x T x C; labels: B x T, moved by one here."""
         B, T = labels.shape
         targets = torch.cat((labels[..., 1:], labels[..., :1]), dim=-1)
         rows = int(B) * (int(T) - 1)
@@ -175,7 +170,7 @@ class ChunkedLoss(nn.Module):
 
 
 def whole_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """The loss of B x T x V logits, which only an evaluation that collects them has (Fast_CrossEntropyLoss)."""
+    """Return the loss of B x T x V logits, for an evaluation that collects them (Fast_CrossEntropyLoss)."""
     targets = torch.empty_like(labels)
     launch("gather", targets, labels)
     rows = logits.view(-1, logits.shape[-1])

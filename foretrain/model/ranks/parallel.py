@@ -1,7 +1,6 @@
-"""A step's model shared among several cards: wrapped from outside by PyTorch's own DDP, ZeRO-1 or FSDP2.
+"""A step's model shared among several cards by PyTorch's own DDP, ZeRO-1 or FSDP2, wrapped from outside.
 
-Models are written for one device and know nothing of this. A trace runs the same wrapping on a process group that
-talks to nobody.
+Models are written for one device. A trace runs the same wrapping on a process group without peers.
 """
 
 import contextlib
@@ -23,7 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from foretrain.config.sharing import Sharing
 from foretrain.model.language_model import LanguageModel
 
-# Buffers, such as rotary positions, are the same on all ranks. Newer versions of torch have another name for it.
+# Buffers, such as rotary positions, are alike on all ranks. Newer versions of torch name the argument otherwise.
 _KNOWN = inspect.signature(DistributedDataParallel.__init__).parameters
 NO_SYNC = "forward_sync_buffers" if "forward_sync_buffers" in _KNOWN else "broadcast_buffers"
 
@@ -34,7 +33,7 @@ class Share:
 
     @property
     def moves(self) -> bool:
-        """Return whether it brings the model to the device itself, a block at a time."""
+        """Return whether it moves the model to the device itself, a block at a time."""
         return self.sharing.way.shards_weights
 
     def __call__(self, model: LanguageModel, device: torch.device, dtype: torch.dtype) -> "Parallel":
@@ -42,15 +41,13 @@ class Share:
 
 
 class Parallel:
-    """How the ranks of a step act together. `call` runs the shared model; `model` is what it was made of."""
-
     def __init__(self, sharing: Sharing, model: LanguageModel, device: torch.device, dtype: torch.dtype) -> None:
         self.sharing, self.model = sharing, model
         self.call: Callable[..., Tensor]
         self.asks: Callable[[], bool] = lambda: False  # whether this rank has something to tell the others
         self.asked: Tensor | None = None  # above 0 where one of them had in the last step
-        self.behind = False  # goes on from a checkpoint, and has made no step yet
-        self._stale = False  # DDP expects gradients of a pass that was broken off
+        self.behind = False  # resumed from a checkpoint, without a step yet
+        self._stale = False  # DDP still expects gradients of a failed pass
         if sharing.way.shards_weights:
             self._shard(model, device, dtype)
             self.call = model
@@ -79,7 +76,7 @@ class Parallel:
 
     @contextlib.contextmanager
     def micro_batch(self, *, last: bool) -> Iterator[None]:
-        """Wrap the passes of a micro-batch: gradients go to the other ranks after the last one of a step."""
+        """Wrap the passes of a micro-batch: gradients are sent after the last one of a step."""
         if isinstance(self.call, DistributedDataParallel):
             with contextlib.nullcontext() if last else self.call.no_sync():
                 yield
@@ -93,8 +90,8 @@ class Parallel:
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Run the backward pass of a micro-batch.
 
-        A pass that was broken off leaves DDP waiting for gradients, which it would send as soon as there are some. So
-        until the last micro-batch of the step, they go past it.
+        After a failed pass DDP waits for gradients, and would send them as soon as some come. So they bypass it until
+        the last micro-batch of the step.
         """
         if self._stale and not last:
             trained = [p for p in self.model.parameters() if p.requires_grad]
@@ -106,9 +103,9 @@ class Parallel:
             self._stale = False
 
     def broken_off(self) -> bool:
-        """Note that a step's passes were broken off; return whether they can be done again, as nothing has been sent.
+        """Note that a step's passes failed; return whether they can be repeated, as nothing has been sent.
 
-        FSDP sends and gathers in every pass, so the other ranks would wait for what does not come.
+        FSDP sends and gathers in every pass, so the other ranks would wait forever.
         """
         if not isinstance(self.call, DistributedDataParallel):
             return False
@@ -120,10 +117,11 @@ class Parallel:
         return True
 
     def catch_up(self, loss: Callable[[], Tensor]) -> None:
-        """Bring a process that is `behind` to where one is after a step, before a micro-batch, whose loss this is.
+        """Bring a process that is `behind` to its state after a step, by a pass of this loss whose gradients are
+        dropped.
 
-        DDP then lays out its buckets again, in the order in which gradients came, and three ranks or more add them up
-        in another order: the resumed run would not be bit for bit the same. The gradients are dropped.
+        DDP lays out its buckets after the first step in the order of gradients, and three ranks or more then sum in
+        another order: without this the resumed run would not be bit for bit the same.
         """
         if self.behind and isinstance(self.call, DistributedDataParallel):
             device = next(self.model.parameters()).device
@@ -134,19 +132,21 @@ class Parallel:
         self.behind = False
 
     def mean(self, number: Tensor) -> Tensor:
-        """Return the mean of a scalar over all ranks, on each of them. With it goes whether any of them `asks`."""
+        """Return the mean of a scalar over all ranks. It carries whether any of them `asks`."""
         both = torch.stack((number, number.new_full((), float(self.asks()))))
         dist.all_reduce(both)
         total, self.asked = both.unbind()
         return total / self.sharing.world
 
     def whole(self, number: Tensor) -> Tensor:
-        """Return a scalar of which each rank may have a part, as the norm of sharded gradients; on each of them."""
+        """Return a scalar of which each rank may have a part, such as the norm of sharded gradients."""
         return number.full_tensor() if isinstance(number, DTensor) else number
 
 
 def _move_rest(model: nn.Module, blocks: set[nn.Module], device: torch.device) -> None:
-    """Bring all but the blocks to the device: what has blocks in it by itself, the others at once, as they may tie."""
+    """Move all but the blocks to the device: modules that hold blocks one by one, the others at once, as they
+    may tie.
+    """
     above = [part for part in model.modules() if part not in blocks and not blocks.isdisjoint(part.modules())]
     others = [child for part in above for child in part.children() if child not in blocks and child not in above]
     nn.ModuleList(others).to(device)
@@ -155,7 +155,6 @@ def _move_rest(model: nn.Module, blocks: set[nn.Module], device: torch.device) -
 
 
 def _mesh(sharing: Sharing, device_type: str) -> Any:
-    """Return one row of ranks; for HSDP one row a node."""
     with _disable_current_modes():  # a trace has no values, and a mesh reads its ranks out of a tensor
         if sharing.way.replicates:
             shape = (sharing.world // sharing.per_node, sharing.per_node)

@@ -1,8 +1,8 @@
-"""Tensors in safetensors files, each whole or in parts: every rank writes its rows of them into a file of its own.
+"""Tensors in safetensors files, whole or in parts: every rank writes its rows into a file of its own.
 
-The header of a file with parts says at which row each begins, as torch.distributed.checkpoint says it in its own
-safetensors files, so its HuggingFaceStorageReader reads ours. That package does not write them here: it has no
-checksums, makes a second copy of a file in memory, and its plans travel between the ranks as pickles.
+The header says at which row each part begins, as in torch.distributed.checkpoint's own files, so its
+HuggingFaceStorageReader reads ours. That package does not write them here: it has no checksums, copies a file in
+memory, and sends plans between ranks as pickles.
 """
 
 import contextlib
@@ -19,13 +19,12 @@ from foretrain.config.weights_file import OFFSETS, SHARDING, begins_in
 
 
 def header_of(begins: dict[str, int], dims: dict[str, int]) -> dict[str, str]:
-    """Return `__metadata__` of a file whose tensors begin at these rows of the whole ones."""
     offsets = {name: {OFFSETS: [begin, *[0] * (dims[name] - 1)][: dims[name]]} for name, begin in begins.items()}
     return {"format": "pt", "DCP_VERSION": "1.0", SHARDING: json.dumps(offsets, separators=(",", ":"))}
 
 
 class Split:
-    """A tensor in files, by its rows: `shape` is that of the whole, `[a:b]` are rows of it, read when asked for."""
+    """A tensor in files, by its rows: `shape` is that of the whole, `[a:b]` reads these rows."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -55,7 +54,7 @@ class Split:
         return self[0:0].dtype
 
     def whole(self) -> Tensor:
-        """Return all of it; where it is in one file, only mapped."""
+        """Return all of it, mapped where it is in one file."""
         parts = [file.get_tensor(self.name) for _, file, _ in self._parts]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 

@@ -1,7 +1,7 @@
-"""What the ranks of a run tell one another on the host, as JSON: each what it has done, or why it could not.
+"""Messages between the ranks of a run, as JSON: each tells its result, or why it failed.
 
-They talk through a group of their own, so that nothing here gets between the collectives of a step, and another thread
-may do it beside the training. No collective of a card is used.
+They use a group of their own on the host, so that nothing gets between the collectives of a step, and another thread
+may talk beside the training.
 """
 
 import json
@@ -15,13 +15,12 @@ import torch.distributed as dist
 from foretrain.base.errors import UserError
 
 T = TypeVar("T")
-# A rank that dies is noticed at once, as its connection ends. This is for one that stands still, beside others that may
-# have to wait for a slow disk.
+# A rank that dies is noticed at once, as its connection ends. This is for a hung one; others may wait for a slow disk.
 TIMEOUT = timedelta(minutes=30)
 
 
 class Peers:
-    """The ranks of a run; this one is `rank` of `world`. Without a group there is one, which asks nobody."""
+    """The ranks of a run; this one is `rank` of `world`. Without a group there is one rank."""
 
     def __init__(self, rank: int = 0, world: int = 1, group: Any = None) -> None:
         self.rank, self.world, self._group = rank, world, group
@@ -36,8 +35,7 @@ class Peers:
         return self.rank == 0
 
     def agree(self, work: Callable[[], T]) -> list[T]:
-        """Let every rank do this, and return what it gave on each, as JSON. All raise the error of the first that could
-        not."""
+        """Run `work` on every rank and return all results, as JSON. All raise the first error."""
         if self.world == 1:
             return [work()]
         own, word = None, {}
@@ -52,8 +50,6 @@ class Peers:
         return [each["done"] for each in words]
 
     def only_first(self, work: Callable[[], Any]) -> None:
-        """Let the first rank do this while the others wait. Every rank raises what it raised."""
-
         def task() -> None:
             if self.first:
                 work()
@@ -61,7 +57,7 @@ class Peers:
         self.agree(task)
 
     def _exchange(self, word: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the words of all ranks. Raises RuntimeError, of torch's, where one of them is gone."""
+        """Return the messages of all ranks. Raises torch's RuntimeError where one of them is gone."""
         data = torch.frombuffer(bytearray(json.dumps(word, default=str).encode()), dtype=torch.uint8)
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world)]
         dist.all_gather(lengths, torch.tensor([len(data)]), group=self._group)

@@ -1,8 +1,7 @@
-"""Which rows of a tensor a rank has, and which of these it is the one to write.
+"""Which rows of a tensor a rank has, and which of these it writes.
 
-PyTorch's sharding cuts a tensor into as many runs of rows as there are ranks, each ceil(rows / ranks) long, so that the
-last ones may be short or empty (torch/distributed/tensor/placement_types.py). What several ranks have alike they share
-out among themselves, so that all of them write.
+PyTorch shards a tensor into one run of rows per rank, each ceil(rows / ranks) long, so the last may be short or empty
+(torch/distributed/tensor/placement_types.py). Ranks divide equal copies among themselves, so that all write.
 """
 
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ class Rows(Protocol):
 
 @dataclass(frozen=True)
 class HeldRows:
-    """A rank's rows of a tensor: `local`, from row `begin` on. `copy` of `copies` ranks that have the same."""
+    """A rank's rows of a tensor: `local`, from row `begin` on; `copy` of `copies` equal ones."""
 
     local: Tensor
     begin: int
@@ -30,7 +29,7 @@ class HeldRows:
     copies: int
 
     def own(self) -> tuple[int, Tensor] | None:
-        """Return (first row, rows) of what this rank writes of it; None where others write all. A scalar is one row."""
+        """Return (first row, rows) that this rank writes; None where others write all. A scalar is one row."""
         count = self.local.shape[0] if self.local.dim() else 1
         first, end = (count * each // self.copies for each in (self.copy, self.copy + 1))
         if first == end:
@@ -38,18 +37,17 @@ class HeldRows:
         return self.begin + first, self.local[first:end] if self.local.dim() else self.local
 
     def fill(self, source: Rows) -> None:
-        """Put the rows that this rank has of `source`, which is whole, into it."""
         with torch.no_grad():
             self.local.copy_(source[self.begin : self.begin + self.local.shape[0]])
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Return whether ranks have rows of it (DTensor). Told by its attributes, as its module takes long to import."""
+    """Return whether it is a DTensor. An attribute tells, as importing its module takes long."""
     return hasattr(tensor, "device_mesh")
 
 
 def held_rows(tensor: Tensor, rank: int = 0, world: int = 1) -> HeldRows:
-    """Return what a rank has of `tensor`: its rows of a sharded one; any other is the same on all `world` ranks."""
+    """Return this rank's rows of a sharded tensor, or the whole, which is then the same on all `world` ranks."""
     if not is_sharded(tensor):
         return HeldRows(tensor.detach(), 0, rank, world)
     sharded: Any = tensor
@@ -70,14 +68,14 @@ def held_rows(tensor: Tensor, rank: int = 0, world: int = 1) -> HeldRows:
 
 
 def sharded_like(parameter: Tensor, source: Rows, dtype: torch.dtype) -> Tensor:
-    """Make a new tensor beside `parameter`, sharded as it is, with this rank's rows of `source`, which is whole."""
+    """Make a tensor sharded as `parameter`, with this rank's rows of `source`, which is whole."""
     made = torch.empty_like(parameter, dtype=dtype, requires_grad=False)
     held_rows(made).fill(source)
     return made
 
 
 def reshard(model: nn.Module) -> None:
-    """Give back what FSDP holds gathered, as after an evaluation: a parameter then is what the optimizer knows."""
+    """Free what FSDP holds gathered, as after an evaluation: a parameter then is what the optimizer knows."""
     for module in model.modules():
         give_back = getattr(module, "reshard", None)
         if give_back is not None:
@@ -85,5 +83,5 @@ def reshard(model: nn.Module) -> None:
 
 
 def states_of(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Return the optimizer that has this rank's states: within ZeRO-1's, one of its own share."""
+    """Return the optimizer that has this rank's states: ZeRO-1 wraps one for its own share."""
     return getattr(optimizer, "optim", optimizer)

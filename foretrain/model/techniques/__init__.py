@@ -1,4 +1,4 @@
-"""All techniques: what the files beside this one list as TECHNIQUES, the mildest first. No torch."""
+"""All techniques: those that the files here list as TECHNIQUES, the smallest change first. No torch."""
 
 import pkgutil
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from foretrain.model.techniques.technique import Optimizer, Technique
 
 
 def _found() -> Iterator[Technique]:
-    # By the import statement's own function: the estimate loads these files with another one (predict/abstract).
+    # The import statement's own function: the estimate replaces it to load these files (predict/abstract).
     for file in pkgutil.iter_modules(__path__):
         yield from getattr(__import__(f"{__name__}.{file.name}", fromlist=["TECHNIQUES"]), "TECHNIQUES", ())
 

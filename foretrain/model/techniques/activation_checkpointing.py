@@ -1,5 +1,3 @@
-"""Activation checkpointing of all blocks, or of the first ones. No torch."""
-
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -10,7 +8,7 @@ from foretrain.model.techniques.technique import Options, Technique
 
 
 class ActivationCheckpointing(Technique):
-    """A block keeps its input alone; the backward pass recomputes the rest."""
+    """A block saves only its input; the backward pass recomputes the rest."""
 
     id = "activation_checkpointing"
     options: Mapping[str, Any] = {"activation_checkpointing": True}
@@ -25,7 +23,7 @@ class ActivationCheckpointing(Technique):
         ),
     )
     rule, instead_of = "checkpointing", ("recompute_norm_gelu",)
-    place, dear, quick = 90, 70, True
+    place, drop_order, quick = 90, 70, True
 
     def change(self, model: Any, config: RunConfig) -> None:
         if config.checkpointed:

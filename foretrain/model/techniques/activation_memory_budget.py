@@ -1,5 +1,3 @@
-"""Inductor's own choice of what to recompute. No torch."""
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,8 +7,6 @@ from foretrain.model.techniques.technique import Options, Technique
 
 
 class ActivationMemoryBudget(Technique):
-    """The partitioner saves a share of the activations."""
-
     id = "activation_memory_budget"
     options: Mapping[str, Any] = {"activation_memory_budget": 0.5}
     saves = "what Inductor's partitioner finds cheapest to recompute; below 0.5 the peak can rise, so measure"

@@ -1,5 +1,3 @@
-"""AdamW with moments in 8 bits (model/low_bit_adamw.py). No torch."""
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,25 +9,25 @@ from foretrain.model.techniques.technique import Optimizer, Options, by_dimensio
 
 
 class AdamW8bit(Optimizer):
-    """2.03 bytes a parameter instead of 8."""
+    """2.03 bytes per parameter instead of 8 (model/low_bit_adamw.py)."""
 
     id = "adamw8bit"
     options: Mapping[str, Any] = {"optimizer": "adamw8bit"}
     saves = "three quarters of the optimizer's states"
     costs = "the moments are rounded differently"
     source = "Dettmers et al. 2021, arXiv:2110.02861"
-    place, dear, instead_of = 110, 80, ("muon",)
+    place, drop_order, instead_of = 110, 80, ("muon",)
     moments = ((1, "moments"),)
     passing = "chunk"
     counts_on_device = False
     form = EIGHT
     # Kernels of a chunk, and of a parameter with fp32 moments; tests/model/test_low_bit_adamw.py counts a real step's.
     chunk_launches, plain_launches = 21, 6
-    chunk_traffic = (94.0, 70.0)  # bytes an element that they read and write
+    chunk_traffic = (94.0, 70.0)  # bytes per element that they read and write
     stronger: tuple[str, ...] = ("adamw4bit",)  # optimizers with fewer bytes
 
     def letters(self, shape: ModelShape, granule: int) -> dict[str, int]:
-        """moments: all of them; chunk: what is fp32 of them at one time."""
+        """Return the bytes of all moments, and of a chunk that is widened to fp32."""
         chunk = self.form.temporary_bytes(max(shape.numels))
         return {"moments": self.form.moments_bytes(shape.numels, granule), "chunk": chunk}
 

@@ -1,5 +1,3 @@
-"""Inductor's own way to have the logits in chunks. No torch."""
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

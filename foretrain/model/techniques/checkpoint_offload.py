@@ -1,5 +1,3 @@
-"""What checkpointed blocks begin with, in host memory (model/host_memory.py). No torch."""
-
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -10,7 +8,9 @@ from foretrain.model.techniques.technique import Options, Technique
 
 
 class CheckpointOffload(Technique):
-    """The input of each checkpointed block but the last waits on the host. Copies run beside the blocks."""
+    """The input of each checkpointed block but the last is on the host (model/host_memory.py). Copies overlap with
+    compute.
+    """
 
     id = "checkpoint_offload"
     options: Mapping[str, Any] = {"activation_checkpointing": True, "checkpoint_offload": True}
@@ -30,7 +30,7 @@ class CheckpointOffload(Technique):
             "offload_in_a_graph",
         ),
     )
-    place, dear, doubtful, quick = 92, 75, 8, True  # its stream takes 70 MiB (hardware/devices.py)
+    place, drop_order, try_order, quick = 92, 75, 8, True  # its stream takes 70 MiB (hardware/devices.py)
 
     def change(self, model: Any, config: RunConfig) -> None:
         if config.checkpoint_offload and config.checkpointed > 1:

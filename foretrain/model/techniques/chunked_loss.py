@@ -1,5 +1,3 @@
-"""The head and its loss, some tokens at a time (model/loss.py). No torch."""
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,7 +7,7 @@ from foretrain.model.techniques.technique import Options, Technique
 
 CHUNKS = (4096, 2048, 1024, 512, 256)
 USUAL = 1024
-MOST_CHUNKS = 1024  # beyond so many, starting their kernels takes longer than running them
+MOST_CHUNKS = 1024  # beyond it, launching their kernels takes longer than running them
 
 
 def _cuts_too_often(c: RunConfig) -> bool:
@@ -17,7 +15,7 @@ def _cuts_too_often(c: RunConfig) -> bool:
 
 
 class ChunkedLoss(Technique):
-    """All logits of a micro-batch never exist together."""
+    """The logits of a micro-batch never exist together (model/loss.py)."""
 
     id = "chunked_loss"
     options: Mapping[str, Any] = {"loss_chunk_size": 512}
@@ -25,7 +23,7 @@ class ChunkedLoss(Technique):
     costs = "gradients of the head are saved for backward; 20% of the step on the one card that was measured (H100)"
     source = "Wijmans et al. 2024, arXiv:2411.09009; our own autograd function"
     refuses = ((("loss_chunk_size", "batch_size"), _cuts_too_often, "too_many_chunks"),)
-    place, dear, doubtful, quick, lets_grow = 10, 40, 2, True, True
+    place, drop_order, try_order, quick, lets_grow = 10, 40, 2, True, True
 
     def change(self, model: Any, config: RunConfig) -> None:
         if config.loss_chunk_size:

@@ -1,5 +1,3 @@
-"""One graph for each block in the place of one for the whole model (model/language_model.py). No torch."""
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,7 +7,9 @@ from foretrain.model.techniques.technique import Options, Technique
 
 
 class CompileBlocks(Technique):
-    """A graph returns all of its gradients at its end. One for the whole model holds them all in half precision."""
+    """A graph returns its gradients at its end: one of the whole model holds all of them in half precision, one per
+    block does not.
+    """
 
     id = "compile_blocks"
     options: Mapping[str, Any] = {"compile_blocks": True}
@@ -18,7 +18,7 @@ class CompileBlocks(Technique):
     source = "docs.pytorch.org/tutorials/recipes/regional_compilation.html"
     refuses = ((("compile_blocks", "compile"), lambda c: c.compile_blocks and not c.compile, "blocks_without_compile"),)
     needs_compile = True
-    place, dear, quick = 45, 15, True
+    place, drop_order, quick = 45, 15, True
 
     def not_estimated(self, config: RunConfig) -> str:
         return "compile_blocks with auto_chunker" if config.compile_blocks and config.auto_chunker else ""

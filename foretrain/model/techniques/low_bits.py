@@ -1,9 +1,7 @@
-"""What AdamW with moments of 8 or 4 bits stores, in numbers that a plan can use. No torch."""
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-LEAST = 4096  # tensors with fewer elements keep fp32 moments: they weigh nothing, and biases and norms are few
+LEAST = 4096  # tensors with fewer elements keep fp32 moments: they are a negligible part
 CHUNK = 4915 * 256  # elements that are widened to fp32 at one time: of whole blocks, in 18 MiB
 
 
@@ -17,8 +15,8 @@ def n_chunks(numel: int) -> int:
 
 @dataclass(frozen=True)
 class LowBits:
-    """How moments are stored: `bits` of a code, and elements of a `block`, which share a scale. `at_once_bytes`: what
-    an element takes in the highest moment of its update.
+    """How moments are stored: `bits` of a code, elements of a `block` with one scale, bytes per element at the update's
+    peak.
     """
 
     bits: int
@@ -26,8 +24,8 @@ class LowBits:
     at_once_bytes: int
 
     def temporary_bytes(self, largest: int) -> int:
-        """Return what an update takes for a moment, where the largest parameter has so many elements: both fp32 moments
-        of one chunk, and one of them as bfloat16 and as int32 codes (tests/model/test_low_bit_adamw.py).
+        """Return what an update takes for a moment: both fp32 moments of a chunk of the largest parameter, and one of
+        them as bfloat16 and as int32 codes (tests/model/test_low_bit_adamw.py).
         """
         return self.at_once_bytes * min(CHUNK, largest)
 
@@ -38,14 +36,13 @@ class LowBits:
         return -(-numel * self.bits // 8)
 
     def moment_sizes(self, numel: int) -> tuple[int, ...]:
-        """Return the bytes of each tensor that a parameter's two moments are stored in."""
         if not is_quantised(numel):
             return (4 * numel, 4 * numel)
         codes, scales = self.n_bytes(numel), 4 * self.n_blocks(numel)
         return (codes, codes, scales, scales)
 
     def moments_bytes(self, numels: Mapping[int, int], granule: int = 1) -> int:
-        """Return the bytes of all moments of {elements: how many parameters}, each tensor rounded up to the granule."""
+        """Return the bytes of the moments of {elements: how many parameters}, each tensor rounded up to the granule."""
         return sum(
             count * -(-size // granule) * granule
             for numel, count in numels.items()

@@ -1,5 +1,3 @@
-"""Weights in half precision, with fp32 masters in the optimizer (model/master.py). No torch."""
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,7 +7,9 @@ from foretrain.model.techniques.technique import Options, Technique
 
 
 class MasterWeights(Technique):
-    """The model runs without autocast: the residual stream and what norms save are half precision, too."""
+    """The model runs without autocast: the residual stream and what norms save are half precision, too
+    (model/master.py).
+    """
 
     id = "master_weights"
     options: Mapping[str, Any] = {"master_weights": True}
@@ -18,7 +18,7 @@ class MasterWeights(Technique):
     exactness = "rounding"
     source = "Micikevicius et al. 2017, arXiv:1710.03740, section 3.1"
     reference: Mapping[str, Any] = {"loss_chunk_size": 512}
-    place, kind, dear, doubtful, lets_grow = 80, "both", 30, 3, True
+    place, kind, drop_order, try_order, lets_grow = 80, "both", 30, 3, True
 
     def twin(self, config: RunConfig, dtype: Any) -> dict[str, Any]:
         import torch

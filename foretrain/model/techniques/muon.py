@@ -1,5 +1,3 @@
-"""Muon for the matrices of the blocks (model/muon.py). No torch."""
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,7 +13,7 @@ class Muon(Optimizer):
     saves = "one of the two moments of the blocks' matrices"
     costs = "Newton-Schulz iterations each step"
     source = "Jordan 2024, https://kellerjordan.github.io/posts/muon"
-    place, dear, doubtful = 120, 90, 6
+    place, drop_order, try_order = 120, 90, 6
     moments = ((8, "R"), (4, "M"))
     passing = "newton"
 
@@ -24,7 +22,8 @@ class Muon(Optimizer):
 
     def operations(self, ops: Any, config: RunConfig, dtype: Dtype) -> None:
         """Add momentum in fp32, and Newton-Schulz of a rows x columns matrix, rows <= columns, in half precision: three
-        matmuls an iteration, 5·(4·rows²·columns + 2·rows³) FLOPs."""
+        matmuls per iteration, 5·(4·rows²·columns + 2·rows³) FLOPs.
+        """
         low = 4 if dtype == "float32" else 2
         for shape, count in ModelShape.of(config).block_matrices.items():
             rows, columns = sorted(shape)
@@ -34,7 +33,7 @@ class Muon(Optimizer):
                 ops.traffic("weight decay", "clip", numel, 4, 4, count)
             ops.traffic("matrices together", "add", numel, 4, 4, count)
             ops.traffic("matrices together", "add", numel, 4 + 2 * low, 2 * low, count)  # cast, length and division
-            ops.traffic("matrices together", "add", numel, low, low, count)  # divided once more, by the nearer bound
+            ops.traffic("matrices together", "add", numel, low, low, count)  # division by the nearer bound
             for m, n, k in ((rows, rows, columns), (rows, rows, rows), (rows, columns, rows)):
                 ops.matmul("newton-schulz", m, n, k, NS_STEPS * count, dtype)
             ops.traffic("update", "add", numel, low + 8, 8, count)
@@ -45,7 +44,7 @@ class Muon(Optimizer):
         return {"M": matrices, "R": shape.n_params - matrices, "newton": shape.newton_schulz_bytes}
 
     def make(self, named: Sequence[tuple[str, Any]], config: RunConfig, device_type: str) -> Any:
-        """Every group's rate is `lr_multiple` (1 where there is none) times the schedule's."""
+        """Each group's rate is the schedule's times its `lr_multiple` (default 1)."""
         from foretrain.model.muon import MuonAdamW
 
         groups = by_dimensions([p for name, p in named if not self.takes(name, tuple(p.shape))], config)

@@ -1,5 +1,3 @@
-"""AdamW's update of each parameter as soon as its gradient is there (model/in_backward.py). No torch."""
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,14 +16,14 @@ def _at_once(c: RunConfig) -> bool:
 
 
 class OptimizerInBackward(Technique):
-    """Gradients end one by one, while the backward pass makes the next ones."""
+    """Backward updates a parameter and frees its gradient while it makes the next ones (model/in_backward.py)."""
 
     id = "optimizer_in_backward"
     options: Mapping[str, Any] = {"optimizer_in_backward": True}
     saves = "all gradients but those that the backward pass has just made"
     costs = "some ten small kernels for each parameter; no gradient clipping and no accumulation"
     source = "Lv et al. 2023, arXiv:2306.09782; PyTorch's optimizer_step_in_backward tutorial"
-    # Of large micro-batches activations are the peak, before there are gradients.
+    # Large micro-batches have their peak in activations, before there are gradients.
     reference: Mapping[str, Any] = {"batch_size": 1, "block_size": 32, "n_embd": 512}
     beside: Mapping[str, Any] = {"gradient_accumulation_steps": 1, "grad_clip": 0.0, "compile_blocks": True}
     refuses = (
@@ -35,19 +33,19 @@ class OptimizerInBackward(Technique):
             "in_backward_step",
         ),
         (("compile", "compile_blocks"), lambda c: c.optimizer_in_backward and _at_once(c), "in_backward_compile"),
-        (  # its gradients are unscaled when all are there
+        (  # gradients are unscaled when all are there
             ("optimizer_in_backward", "dtype"),
             lambda c: c.optimizer_in_backward and c.dtype == "float16",
             EXCLUDED,
         ),
         exclude("optimizer_in_backward", "cuda_graph"),
-        exclude("optimizer_in_backward", "master_weights"),  # the optimizer has other weights than those that run
+        exclude("optimizer_in_backward", "master_weights"),  # the optimizer updates other weights than those that run
         exclude("optimizer_in_backward", "optimizer_offload"),
     )
     place = 48
 
     def changes(self, c: RunConfig, gpu: Gpu, half: bool) -> Sequence[Options]:
-        """Only where the run neither accumulates nor clips, and a parameter's gradient comes for itself."""
+        """Require no accumulation, no clipping, and single gradients for parameters."""
         wanted = self.applied(c)
         able = not any(fails(wanted) for _, fails, _ in self.refuses) and (gpu.supports_bf16 or c.dtype != "auto")
         return [self.options] if able and not c.optimizer_in_backward else []

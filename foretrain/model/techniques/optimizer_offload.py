@@ -1,5 +1,3 @@
-"""The optimizer's states in the computer's memory, and its step there (model/master.py). No torch."""
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,14 +7,14 @@ from foretrain.model.techniques.technique import Options, Technique
 
 
 class OptimizerOffload(Technique):
-    """ZeRO-Offload without its overlap: the fp32 twin of the model is on the host."""
+    """ZeRO-Offload without its overlap: the fp32 twin of the model is on the host (model/master.py)."""
 
     id = "optimizer_offload"
     options: Mapping[str, Any] = {"optimizer_offload": True}
     saves = "all optimizer states, and the fp32 masters if there are any"
     costs = "each step moves the gradients to host memory and the weights back: the last resort"
     source = "Ren et al. 2021, arXiv:2101.06840"
-    place, dear, quick = 130, 100, True
+    place, drop_order, quick = 130, 100, True
 
     def twin(self, config: RunConfig, dtype: Any) -> dict[str, Any]:
         import torch

@@ -1,4 +1,4 @@
-"""Recomputation of cheap tensors only: the inputs of linear layers, and no matmul. No torch.
+"""Recomputation of cheap tensors only, the inputs of linear layers, and of no matmul. No torch.
 
 Chen et al. 2016 (arXiv:1604.06174) drop whole segments; llm.c's `-r 2` recomputes GELU and LayerNorm alone.
 """
@@ -23,9 +23,9 @@ def _keep_matmuls(context: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def forward_of_block() -> Callable[[Any, Any], Any]:
-    """Return the forward pass of GPT-2's block that keeps neither the norms' outputs nor the GELU's.
+    """Return the forward pass of GPT-2's block that saves neither the norms' outputs nor the GELU's.
 
-    An eager second pass stops as soon as the last tensor that backward needs is there, before the matmul.
+    An eager second pass stops at the last tensor that backward needs, before the matmul.
     """
     import torch
     from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
@@ -64,7 +64,7 @@ class RecomputeNormGelu(Technique):
             "recipe_recomputes",
         ),
     )
-    place, dear, doubtful, quick = 40, 50, 5, True
+    place, drop_order, try_order, quick = 40, 50, 5, True
 
     def change(self, model: Any, config: RunConfig) -> None:
         if config.recompute_norm_gelu:

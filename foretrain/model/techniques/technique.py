@@ -1,7 +1,7 @@
-"""What is known of one way to make a run smaller or faster. No torch.
+"""One way to make a run smaller or faster. No torch.
 
-Each has a file of its own beside this one, which nothing else has to name. Its option stands in config/options.py. The
-estimate runs the model's own code as `change` leaves it, and the trace the real step, so neither has to be told.
+Each has a file beside this one, which nothing else names, and an option in config/options.py. The estimate runs the
+model's own code as `change` leaves it, and the trace the real step.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,28 +13,28 @@ from foretrain.config.shape import ModelShape
 from foretrain.hardware.catalogue import Dtype, Gpu
 
 Exactness = Literal["exact", "rounding", "other optimizer"]
-Options = Mapping[str, Any]  # options and their values
+Options = Mapping[str, Any]
 
 
 class Technique:
-    """One technique. A subclass says what differs.
+    """A subclass says what differs.
 
-    tests/model/test_techniques.py holds each to its word: on its reference config the traced peak falls, losses are
-    unchanged where it claims exactness, it works beside every other one that no rule forbids, estimate and trace agree.
+    tests/model/test_techniques.py checks each: on its reference config the traced peak falls, losses are unchanged
+    where it claims exactness, it works beside every other one that no rule forbids, estimate and trace agree.
     """
 
     id: str
     options: Mapping[str, Any]  # what switches it on
     saves: str
     costs: str
-    # exact: the same sums, perhaps in another order; rounding: other half-precision rounding of the same maths; other
-    # optimizer: other updates.
+    # exact: the same sums, perhaps in another order; rounding: other half-precision rounding; other optimizer: other
+    # updates.
     exactness: Exactness = "exact"
     source: str
     reference: Mapping[str, Any] = {}  # options of the config that the contract test traces
-    beside: Mapping[str, Any] = {}  # options of other subjects that it cannot do without
+    beside: Mapping[str, Any] = {}  # options of other subjects that it needs
     needs_compile = False
-    needs_trace = False  # neither the estimate nor the catalogue knows its effect, so advice asks a trace
+    needs_trace = False  # neither the estimate nor the catalogue knows its effect, so advice traces it
     refuses: tuple[Rule, ...] = ()  # configs that are refused
 
     def applied(self, config: RunConfig) -> RunConfig:
@@ -44,48 +44,50 @@ class Technique:
         """Change a model that was just built, where the config asks for it. It is called for every config."""
 
     def twin(self, config: RunConfig, dtype: Any) -> dict[str, Any]:
-        """Say how the fp32 twin is made that the optimizer then works on (model/master.py); empty: it needs none."""
+        """Return how the optimizer's fp32 twin is made (model/master.py); empty: it needs none."""
         return {}
 
     def tell_compiler(self, config: RunConfig) -> None:
-        """Set what Inductor is told before a model is compiled, for every config, as the settings are the process's."""
+        """Set Inductor's options before a model is compiled, for every config, as they are the process's."""
 
     @property
     def switches(self) -> tuple[str, ...]:
-        """Return options that decide which kernels a pass runs; layers and tokens are counted, and need not be here."""
+        """Return options that decide which kernels a pass runs, but for layers and tokens, which are counted."""
         changes = type(self).change is not Technique.change
         return tuple(name for name, value in self.options.items() if changes and isinstance(value, bool))
 
     def not_estimated(self, config: RunConfig) -> str:
-        """Say what of a compiled run's config the estimate does not know; empty where it knows it."""
+        """Return what of a compiled run's config the estimate does not know; empty where it knows it."""
         return ""
 
     rule = ""  # the id of advice's rule, if it is not the technique's own
     advised = True
-    place = 95  # of the rule among all: the mildest come first
+    place = 95  # of the rule among all, the smallest change first
     kind: Literal["memory", "both"] = "memory"
-    # In sets of several changes: the dearest are left out first; 0: it is in no set.
-    dear = 0
-    doubtful = 0  # it can need more memory than it saves, and is tried with and without, in this order; 0: it cannot
-    instead_of: tuple[str, ...] = ()  # weaker rules that have nothing left to do beside it
-    milder: tuple[str, ...] = ()  # of these, another optimizer's, what is tried in its place where less is enough
-    quick = False  # whether a plan's short list looks at it
-    lets_grow = False  # what it saves is worth a larger micro-batch, so it is tried where speed is wanted, too
+    # in sets of several changes, the highest is left out first; 0: it is in no set
+    drop_order = 0
+    try_order = 0  # it may need more memory than it saves, so both are tried, in this order; 0: it cannot
+    instead_of: tuple[str, ...] = ()  # weaker rules that do nothing beside it
+    milder: tuple[str, ...] = ()  # of these, those tried in its place where less is enough
+    quick = False  # whether a plan's short list tries it
+    lets_grow = False  # what it saves allows a larger micro-batch, so it is tried for speed, too
 
     def changes(self, c: RunConfig, gpu: Gpu, half: bool) -> Sequence[Options]:
-        """Return what advice can change to have more of it, mildest first; `half`: matmuls are in half precision."""
+        """Return what advice can change to have more of it, the smallest change first; `half`: matmuls are half
+        precision.
+        """
         return () if all(getattr(c, name) == value for name, value in self.options.items()) else (self.options,)
 
     def idle(self, c: RunConfig, gpu: Gpu, half: bool) -> str:
-        """Return the id of the reason why advice has nothing to change; empty where nothing need be said."""
+        """Return the id of the reason why advice changes nothing; empty where nothing need be told."""
         return "already_on"
 
     def usual(self, found: Sequence[Options]) -> int:
-        """Return which of `changes` shows what it can do."""
+        """Return which of `changes` shows its effect."""
         return 0
 
     def undone(self, c: RunConfig) -> Sequence[Options]:
-        """Return what makes it cost less time where memory does not ask for it: off, then less of it."""
+        """Return what makes it cost less time where memory allows: off, then less of it."""
         return ()
 
     def with_layers(self, c: RunConfig, n_layer: int) -> Options:
@@ -94,37 +96,37 @@ class Technique:
 
 
 class Optimizer(Technique):
-    """Base class for optimizers: the states they keep and how they are made. It is AdamW itself."""
+    """An optimizer: the states that it keeps and how it is made; by default AdamW."""
 
     id = "adamw"
     options: Mapping[str, Any] = {"optimizer": "adamw"}
     exactness = "other optimizer"
-    # (bytes, letter of predict/estimate) of the states: two fp32 moments of each of P parameters.
+    # (bytes, letter of predict/estimate) of the states: two fp32 moments of each of P parameters
     moments: tuple[tuple[int, str], ...] = ((8, "P"),)
-    passing = ""  # the letter of what a step takes for a moment
-    counts_on_device = True  # each parameter's tensor that counts steps
+    passing = ""  # the letter of a step's temporaries
+    counts_on_device = True  # each parameter's step count is on the device
 
     def letters(self, shape: ModelShape, granule: int) -> dict[str, int]:
-        """Return letters of its own, with their values; `granule`: bytes that the allocator rounds tensors up to."""
+        """Return its own letters with their values; `granule`: bytes that the allocator rounds tensors up to."""
         return {}
 
     def tensors(self, numel: int) -> tuple[int, ...]:
-        """Return bytes of each tensor that a parameter's moments are stored in, if the optimizer does not take it."""
+        """Return bytes of each tensor of a parameter's moments, if the optimizer does not take it."""
         return (4 * numel, 4 * numel)
 
     def traffic(self, numel: int) -> tuple[float, float] | None:
-        """Return the bytes an element that the update of a parameter reads and writes; None: as AdamW's."""
+        """Return the bytes per element that the update of a parameter reads and writes; None: AdamW's."""
         return None
 
     def launches(self, numel: int) -> int:
-        """Return the kernels of a parameter's update; 0 where some take all parameters together."""
+        """Return the kernels of a parameter's update; 0 where one kernel updates all."""
         return 0
 
     def operations(self, ops: Any, config: RunConfig, dtype: Dtype) -> None:
-        """Add what a step runs for its parameters to `ops` (predict/speed/ops.py); `dtype`: of half precision here."""
+        """Add the kernels of its step to `ops` (predict/speed/ops.py); `dtype`: of half precision here."""
 
     def takes(self, name: str, shape: tuple[int, ...]) -> bool:
-        """Return whether a parameter is none of AdamW's."""
+        """Return whether it, and not AdamW, updates a parameter."""
         return False
 
     def moments_bytes(self, numels: Mapping[int, int]) -> int:

@@ -1,7 +1,8 @@
 """scaled_dot_product_attention on tensors without values: what each of its kernels makes, saves and frees.
 
-The fused kernels keep their output and a log-sum-exp for each row. The math path (aten/src/ATen/native/transformers/
-attention.cpp, _scaled_dot_product_attention_math) writes the B x H x T x T scores out, in fp32 whatever the dtype.
+The fused kernels save their output and a log-sum-exp per row. The math path
+(aten/src/ATen/native/transformers/attention.cpp, _scaled_dot_product_attention_math) writes out the B x H x T x T
+scores, in fp32 whatever the dtype.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,6 @@ HERE = "activations.attention"
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, dropout: float, mask: Tensor | None = None) -> Tensor:
-    """Attend B x H x T x D of queries, keys and values. FlashAttention takes no mask."""
     kind = m.machine().attention(wants(q, k, v))
     if kind == "math" and mask is not None and m.machine().cuda and int(k.shape[1]) == int(q.shape[1]):
         kind = "efficient"  # where there is a mask, keys are repeated before
@@ -29,12 +29,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, dropout: float, mask: Tensor | None 
 
 
 def _place() -> str | None:
-    """Return the component of an activation; a gradient has the default one."""
     return None if m.machine().in_backward else HERE
 
 
 def _by_rows(like: Tensor, width: int, place: str | None = None) -> Tensor:
-    """Return B x T x H x D in memory, seen as B x H x T x D: how fused kernels write their results."""
+    """Return B x T x H x D in memory, viewed as B x H x T x D, as fused kernels write their results."""
     B, H, T, _ = like.shape
     out = allocate((B, T, H, width), like.dtype, place or _place())
     s = out.strides
@@ -42,8 +41,8 @@ def _by_rows(like: Tensor, width: int, place: str | None = None) -> Tensor:
 
 
 def _laid_out(kind: str, like: Tensor, width: int) -> Tensor:
-    """Lay out as FlashAttention and cuDNN write a result: heads and tokens in the input's order in memory (empty_like
-    in flash_api.cpp); the other kernels write by rows.
+    """Lay out as FlashAttention and cuDNN write a result: heads and tokens in the input's order (empty_like in
+    flash_api.cpp); the other kernels write by rows.
     """
     B, H, T, _ = like.shape
     if kind in ("flash", "cudnn") and m.machine().cuda and like.strides[1] > like.strides[2] and int(T) > 1:
@@ -93,7 +92,7 @@ def _fused(kind: str, q: Tensor, k: Tensor, v: Tensor, dropout: float, mask: Ten
 
 
 def _narrowed(whole: Tensor, D: int) -> Tensor:
-    """Drop the padding. Its backward pass is a step of its own: what came in ends before the kernel."""
+    """Drop the padding. Its backward pass is a step of its own: the padded gradient ends before the kernel."""
     out = whole.viewed((*whole.shape[:-1], D), whole.strides)
     if wants(whole):
         width = whole.shape[-1]
@@ -106,7 +105,6 @@ def _narrowed(whole: Tensor, D: int) -> Tensor:
 
 
 def _math(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
-    """Scale q and k, multiply, softmax, drop, multiply by v; in fp32."""
     machine, low, learns = m.machine(), q.dtype, wants(q, k, v)
     for_q, for_k, for_v = (learns and x.requires_grad for x in (q, k, v))
     B, H, T, D = q.shape
@@ -131,15 +129,15 @@ def _math(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
         turned = factors[1] if grouped else made("join", heads, factors[1])
         factors = [factors[1], made("join", heads, factors[0]), turned]
         del turned
-    products = [made("matmul", scores, *factors[-2:], of=(B * H * T, T, D))]
-    note_kernel("add", products[0], products[0], names[0])
+    matmuls = [made("matmul", scores, *factors[-2:], of=(B * H * T, T, D))]
+    note_kernel("add", matmuls[0], matmuls[0], names[0])
     if lays_out:
         del factors[0]
     elif not for_k:
         names.append(factors[0])
     kept = [factors[0] if for_k else None, factors[1] if for_q else None]  # each for the other's gradient
     factors.clear()
-    weights = _weights(products, dropout if learns else 0.0)
+    weights = _weights(matmuls, dropout if learns else 0.0)
     kept += weights[:-1] if for_q or for_k else [None] * (len(weights) - 1)
     dropped = weights.pop()
     weights.clear()
@@ -161,11 +159,11 @@ def _math(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
     return out
 
 
-def _weights(products: list[Tensor], dropout: float) -> list[Tensor]:
-    """Return the softmax of scores, which are taken out of their list, with dropout its mask, and what values are
-    multiplied by. Rows without a single finite score are looked for in a tensor of booleans (_safe_softmax).
+def _weights(matmuls: list[Tensor], dropout: float) -> list[Tensor]:
+    """Return the softmax of the scores, which are taken out of their list, with dropout its mask, and the factor of the
+    values. A boolean tensor finds rows without a single finite score (_safe_softmax).
     """
-    scores = products.pop()
+    scores = matmuls.pop()
     shape = scores.shape
     rows = make("add", shape, bool_, scores, component="workspace")
     softmax = make("softmax", shape, float32, scores, component=_place())
@@ -179,8 +177,8 @@ def _weights(products: list[Tensor], dropout: float) -> list[Tensor]:
 def _math_backward(
     low: m.DType, lays_out: bool, shape: tuple[int, ...], saved: list[Any], grads: list[Tensor]
 ) -> Grads:
-    """Go back through the matmul, dropout, softmax, the matmul of q and k, their scaling, and the casts; nothing is
-    made that nobody wants.
+    """Go back through the matmul, dropout, softmax, the matmul of q and k, their scaling, and the casts; unwanted
+    gradients are not made.
     """
     q, k, softmax, *mask, dropped, v = saved
     saved.clear()
@@ -249,5 +247,5 @@ def causal_attention(qkv: Tensor, H: int) -> Tensor:
 
 
 def _storage(coefficient: int, letter: str) -> Tensor:
-    serial = m.machine().t.birth(HERE, 1, (), (coefficient, letter))
+    serial = m.machine().t.allocate(HERE, 1, (), (coefficient, letter))
     return Tensor((), (), float32, m.Storage(m.machine().t, serial))

@@ -1,4 +1,4 @@
-"""Autograd on tensors without values: PyTorch's order of nodes, of what is saved, and of gradients that meet.
+"""Autograd on tensors without values: PyTorch's order of nodes, saved tensors, and sums of gradients.
 
 torch/csrc/autograd/engine.cpp (order, validate_outputs), input_buffer.cpp (sums in place where nobody else has the
 gradient), functions/accumulate_grad.h, torch/utils/checkpoint.py (recomputation that stops at the last saved tensor).
@@ -18,7 +18,7 @@ from foretrain.predict.abstract.tensors import DType, Tensor, float32, note_kern
 
 
 class Parameter(Tensor):
-    """A weight. Its storage is not of the program; its gradient is."""
+    """A weight. The program owns its gradient, not its storage."""
 
     __slots__ = ("grad", "name")
 
@@ -34,7 +34,7 @@ Backward = Callable[..., Grads]
 
 
 class Edge:
-    """Where a gradient goes: to a node's slot, or to a parameter; and what it has to look like there."""
+    """Where a gradient goes: to a node's slot, or to a parameter; and its shape and dtype there."""
 
     __slots__ = ("dtype", "shape", "slot", "to")
 
@@ -43,7 +43,7 @@ class Edge:
 
 
 class Node:
-    """One step backward. `run(saved, *grads)` gives the gradients of `edges`."""
+    """One step backward. `run(saved, *grads)` returns the gradients of `edges`."""
 
     __slots__ = ("composite", "edges", "kind", "layer", "leaf", "moment", "name", "run", "saved", "seq", "slots")
 
@@ -92,7 +92,7 @@ def record(
     out: Tensor | Sequence[Tensor], run: Backward, inputs: Sequence[Tensor | None],
     saved: Sequence[Tensor | None] = (), *, composite: bool = False,
 ) -> None:  # fmt: skip
-    """Let `out` know how it was made. Call it where `wants(*inputs)`."""
+    """Record how `out` was made. Call it where `wants(*inputs)`."""
     node = Node(run, inputs, saved)
     outs = (out,) if isinstance(out, Tensor) else out
     node.slots, node.composite = len(outs), composite
@@ -100,11 +100,7 @@ def record(
         each.node, each.slot, each.requires_grad = node, slot, True
 
 
-# -- backward ----------------------------------------------------------------------------------------------
-
-
 def backward(scalar: list[Tensor]) -> None:
-    """Compute the gradients of all parameters that the scalar depends on, which is taken out of its list."""
     root = scalar.pop()
     machine = m.machine()
     grad_before, machine.grad = machine.grad, False
@@ -193,7 +189,7 @@ def _outputs(node: Node, grads: list[Tensor | None]) -> list[Tensor | None]:
 
 
 def _references_of_one_variable() -> int:
-    """Return getrefcount of an object that one variable holds: 2, and from Python 3.14 on 1, as it is borrowed."""
+    """Return getrefcount of an object in one variable: 2, and from Python 3.14 on 1, as it is borrowed."""
     held = object()
     return sys.getrefcount(held)
 
@@ -214,16 +210,11 @@ def _summed(slots: list[Tensor | None], slot: int, new: Tensor) -> Tensor:
     return old.summed(new)
 
 
-# -- activation checkpointing ------------------------------------------------------------------------------
-
-
 class _AllSaved(Exception):
-    """Everything that backward needs is there."""
+    pass
 
 
 class Holder:
-    """The place of a tensor that is not kept."""
-
     __slots__ = ("__weakref__", "frame", "number")
 
     def __init__(self, frame: "Checkpoint", number: int) -> None:
@@ -241,7 +232,7 @@ class Holder:
 
 class Checkpoint:
     """One call of a function whose saved tensors are recomputed (torch.utils.checkpoint). `whole`: to its end, as the
-    reentrant kind does before backward goes through it, which holds the result and its gradient until it has.
+    reentrant kind does before its backward pass, which holds the result and its gradient meanwhile.
     """
 
     def __init__(self, call: Callable[..., Any], args: tuple[Any, ...], *, whole: bool) -> None:
@@ -308,8 +299,8 @@ class Checkpoint:
 
 
 class _Recomputation:
-    """Keeps what a second run saves where its place is still there, until all of it is; that run's own graph keeps it
-    too. Where the run goes on to its end (`whole`), backward takes what is kept here.
+    """Keeps what a second run saves where its place still exists, until that is all; the run's own graph keeps it too.
+    Where the run goes to its end (`whole`), backward takes what is kept here.
     """
 
     def __init__(self, places: "list[ref[Holder]]", *, whole: bool) -> None:
@@ -326,7 +317,7 @@ class _Recomputation:
 
 
 def leaf(x: Tensor) -> Tensor:
-    """Return x with a gradient that goes no further; what takes the gradient holds x (AccumulateGrad)."""
+    """Return x with a gradient that ends here; the gradient's receiver holds x (AccumulateGrad)."""
     if not x.requires_grad:
         held = x.detach()
 
@@ -347,7 +338,7 @@ def checkpoint(call: Callable[..., Any], *args: Any, use_reentrant: bool = False
 
 
 def offloaded(call: Callable[..., Any], *args: Any) -> Any:
-    """Checkpoint, with the first argument on the host until backward has it in a place that is there all the time."""
+    """Checkpoint, with the first argument on the host until backward has it in a permanent place."""
     result, frame = checkpointed(call, args, whole=True)
     if frame is not None:
         frame.leave()

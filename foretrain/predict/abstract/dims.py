@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 
 class Dim(int):
-    """A whole number that is `coefficient` times a product of letters: Dim(3072, 4, ("C",)) is 4·C."""
+    """A number that is `coefficient` times a product of letters: Dim(3072, 4, ("C",)) is 4·C."""
 
     coefficient: int | float  # a half, of D
     letters: tuple[str, ...]
@@ -43,9 +43,7 @@ class Dim(int):
 
 def factors(item_bytes: int, shape: Sequence[int], together: bool = True) -> tuple[Any, ...]:
     """Return (coefficient, letters …) of a tensor's bytes: (8, "B", "T", "C"). All heads together are C, or A where
-    each is padded to a width E; not `together` where a family's heads have other widths than C
-
-    H.
+    each is padded to a width E; not `together` where heads have other widths than C / H.
     """
     coefficient: int | float = item_bytes
     letters: list[str] = []
@@ -80,7 +78,7 @@ class Kernel(NamedTuple):
     shape: tuple[int, ...]
     reads: tuple[tuple[int, tuple[int, ...]], ...]
     writes: tuple[tuple[int, tuple[int, ...]], ...]
-    read_ids: tuple[int, ...] = ()  # which tensors these are: the serial of a birth, else a negative number
+    read_ids: tuple[int, ...] = ()  # which tensors these are: an allocation's serial, else a negative number
     write_ids: tuple[int, ...] = ()
     times: int = 1  # that it is launched, with other parts of the same tensors
 

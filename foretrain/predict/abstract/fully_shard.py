@@ -1,9 +1,8 @@
-"""FSDP2 in the passes of one rank: weights that are gathered for a block and freed behind it, gradients that are cut.
-No torch.
+"""FSDP2 in the passes of one rank: weights gathered for a block and freed after it, sharded gradients. No torch.
 
-torch/distributed/fsdp/_fully_shard: _fsdp_param_group.py (order of gathering, copying and freeing; what is gathered
-ahead), _fsdp_collectives.py (buffers, their dtypes and streams), _fsdp_param.py (gradients that are held back). Blocks
-are wrapped as model/ranks/parallel.py does it, and the rest of the model is a group of its own.
+torch/distributed/fsdp/_fully_shard: _fsdp_param_group.py (order of gathering, copying and freeing; prefetching),
+_fsdp_collectives.py (buffers, their dtypes and streams), _fsdp_param.py (unreduced gradients). Blocks are wrapped as in
+model/ranks/parallel.py; the rest of the model is a group.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,20 +23,20 @@ REDUCED_BYTES = 4  # gradients are summed over ranks in fp32
 
 
 class ShardingMachine(m.Machine):
-    """A gradient has the dtype of the weight that was gathered, and waits for the others of its block."""
+    """A gradient has the dtype of the gathered weight, and waits for the others of its block."""
 
     wide_gradients = False
 
     def accumulate(self, parameter: Parameter, gradient: Tensor) -> None:
         assert gradient.storage is not None
         serial = gradient.storage.serial
-        self.t.births[serial] = self.t.births[serial]._replace(component="gradients")
+        self.t.allocated[serial] = self.t.allocated[serial]._replace(component="gradients")
         parameter.grad = gradient
 
 
 class Group:
-    """Weights that are gathered together. `letter` stands for their elements, all pieces of all ranks together; `piece`
-    for those of one rank; `sizes`: the same of each weight.
+    """Weights that are gathered together. `letter` stands for their elements, all pieces of all ranks; `piece` for
+    those of one rank; `sizes`: the same of each weight.
     """
 
     def __init__(self, letters: tuple[str, str], parameters: Sequence[Parameter], sharing: Sharing, layer: int) -> None:
@@ -47,9 +46,9 @@ class Group:
         self.clear()
 
     def clear(self) -> None:
-        self.whole: list[Storage | None] = []  # the gathered weights; nothing is written of what stays as it is
+        self.whole: list[Storage | None] = []  # the gathered weights; unchanged ones are not written
         self.arriving: Storage | None = None  # what was gathered, before it is cut into weights
-        self.held: list[Storage] = []  # gradients that are held back
+        self.held: list[Storage] = []  # unreduced gradients
         self.reduced: Storage | None = None  # HSDP's, until the sum over all nodes is done
         for parameter in self.parameters:
             parameter.grad = None
@@ -66,10 +65,7 @@ class FullyShard(OneCard):
         uneven = any(shape[0] % sharing.shards for shape in shapes)
         self.key = sharing.way, sharing.shards > 1, sharing.syncs_each, half, padded if uneven else ()
 
-    # -- between passes ------------------------------------------------------------------------------------------
-
     def state(self, gradients: list[Kept], left: list[Kept], *, last: bool, saving: bool) -> State:
-        """In an evaluation only gathered weights count."""
         return State(bool(gradients), last, len(left)) if saving else State(left=len(left))
 
     def recorder(self, recorded: Callable[[State], Recorder], state: State) -> Recorder:
@@ -77,8 +73,6 @@ class FullyShard(OneCard):
 
     def given(self, gradients: list[Kept], left: list[Kept], count: int) -> list[Kept]:
         return [*left, *gradients][:count]
-
-    # -- a pass --------------------------------------------------------------------------------------------------
 
     def wrap(self, model: Any, machine: m.Machine) -> None:
         self.on = machine
@@ -123,7 +117,7 @@ class FullyShard(OneCard):
                 group.reduced = self._buffer(EXCHANGED, REDUCED_BYTES, group.piece, REDUCING_STREAM)
 
     def end(self) -> None:
-        """The root has nothing before it, so it is done when all else is."""
+        """Finish the root last, as nothing comes before it."""
         self._post_backward(self.root)
         if self.now.last:
             self.sent = None
@@ -210,8 +204,6 @@ class FullyShard(OneCard):
                 self.kept.append(self._gradient(parameter))
             parameter.grad = None
 
-    # -- buffers ---------------------------------------------------------------------------------------------------
-
     def _gather(self, group: Group) -> None:
         if group.whole or group.arriving is not None or self.sharing.shards == 1:
             return
@@ -220,7 +212,7 @@ class FullyShard(OneCard):
         del cast
 
     def _arrive(self, group: Group, *, ahead: bool) -> None:
-        """Cut what was gathered into weights. `ahead`: in a forward pass its buffer waits for the next one's."""
+        """Split what was gathered into weights. `ahead`: in a forward pass its buffer lives until the next one's."""
         if group.whole:
             return
         if ahead:
@@ -243,18 +235,18 @@ class FullyShard(OneCard):
         return list(zip(group.parameters, group.sizes, strict=True))
 
     def _gradient(self, parameter: Parameter) -> Storage:
-        return Storage(self.on.t, self.on.t.birth("gradients", REDUCED_BYTES, parameter.shape))
+        return Storage(self.on.t, self.on.t.allocate("gradients", REDUCED_BYTES, parameter.shape))
 
     def _born(self, component: str, item_bytes: int, parameter: Parameter, size: int) -> Storage:
-        """Birth a weight with what was added so that it can be cut evenly."""
+        """Allocate a weight with its padding."""
         t = self.on.t
         if size == parameter.numel():
-            return Storage(t, t.birth(component, item_bytes, parameter.shape))
-        return Storage(t, t.birth(component, item_bytes, (), (item_bytes * size,)))
+            return Storage(t, t.allocate(component, item_bytes, parameter.shape))
+        return Storage(t, t.allocate(component, item_bytes, (), (item_bytes * size,)))
 
     def _buffer(self, component: str, item_bytes: int, letter: str, stream: int = 0) -> Storage:
         t = self.on.t
-        serial = t.birth(component, item_bytes, (), (item_bytes, letter))
+        serial = t.allocate(component, item_bytes, (), (item_bytes, letter))
         if stream and self.on.cuda:
             t.streams[serial] = stream
         return Storage(t, serial)

@@ -1,4 +1,4 @@
-"""What operations allocate, save and give backward. Each follows PyTorch's own kernels and derivatives.yaml."""
+"""Operations: what they allocate, save and return in backward, after PyTorch's own kernels and derivatives.yaml."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -33,8 +33,6 @@ from foretrain.predict.abstract.views import (
 )
 from foretrain.predict.estimate.kernel_buffers import Dimension, Processors, reduction_bytes
 
-# -- one element at a time ---------------------------------------------------------------------------------
-
 
 def _result(x: Tensor, y: Any) -> Tensor:
     if not isinstance(y, Tensor):
@@ -52,7 +50,7 @@ def add(x: Tensor, y: Any, *, alpha: float = 1) -> Tensor:
 
 
 def mul(x: Tensor, y: Any) -> Tensor:
-    """Return x·y; each is saved for the gradient of the other, before the result is there."""
+    """Return x·y; each is saved for the gradient of the other, before the result is made."""
     if not isinstance(y, Tensor):
         out = _result(x, y)
         if wants(x):
@@ -221,13 +219,11 @@ def pow(x: Tensor, exponent: Any) -> Tensor:
 
 
 def empty(*shape: Any, dtype: DType = float32, **_: Any) -> Tensor:
-    """Make room for a tensor whose values something else writes."""
     whole = len(shape) == 1 and isinstance(shape[0], tuple | list)
     return make("dequantize", shape[0] if whole else shape, dtype, component="temporaries")
 
 
 def pad(x: Tensor, sides: tuple[int, int], **_: Any) -> Tensor:
-    """Add columns to token ids, which nobody differentiates."""
     return make("join", (*x.shape[:-1], int(x.shape[-1]) + sum(sides)), x.dtype, x)
 
 
@@ -266,8 +262,8 @@ def aminmax(x: Tensor, dim: Any = None, keepdim: bool = False) -> tuple[Tensor, 
 
 
 def vector_norm(x: Tensor, *, dim: int, keepdim: bool = False, dtype: DType | None = None) -> Tensor:
-    """Return the root of the sum of squares over a dimension; of one whose values lie apart in memory, as of a weight
-    that is turned, blocks make a part each.
+    """Return the root of the sum of squares over a dimension; for one scattered in memory, as of a transposed weight,
+    blocks make partial results.
     """
     out = along(x, dim, keepdim, dtype)
     if m.machine() is not None and m.machine().cuda:
@@ -291,12 +287,9 @@ def mean(x: Tensor, dim: Any = None, keepdim: bool = False, dtype: DType | None 
     return out
 
 
-# -- matmuls -----------------------------------------------------------------------------------------------
-
-
 def autocast(x: Tensor | None) -> Tensor | None:
-    """Return x as a matmul takes it. The copy of a leaf that wants a gradient, as a trained weight is one, is kept
-    until the context ends, and with it the leaf, which the copy's graph holds (cached_cast).
+    """Return x as a matmul takes it. The copy of a leaf that wants a gradient lives until the context ends, and with it
+    the leaf, which the copy's graph holds (cached_cast).
     """
     machine = m.machine()
     low = machine.low
@@ -395,7 +388,7 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
 
 
 def addmm(bias: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Return bias + x·y of two matrices, as GPT-2's layers of Hugging Face run it: y is in x out."""
+    """Return bias + x·y of two matrices, as in Hugging Face's GPT-2: y is in x out."""
     x, y, bias = autocast(x), autocast(y), autocast(bias)  # type: ignore[assignment]
     out = _ran_mm(allocate((x.shape[0], y.shape[1]), x.dtype), x, y)
     m.machine().workspace()
@@ -419,8 +412,8 @@ def addmm_(total: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 def softmax(x: Tensor, dim: int = -1, dtype: DType | None = None) -> Tensor:
-    """Return exponentials over their sum; autocast takes them in fp32. A card's kernel reads fp16 and gives fp32
-    (softmax in aten SoftMax.cpp, `half_to_float`); of all else a copy in fp32 is made first.
+    """Return the softmax, by autocast in fp32. A card's kernel reads fp16 and writes fp32 (softmax in aten SoftMax.cpp,
+    `half_to_float`); other dtypes are first copied in fp32.
     """
     kind = dtype or (float32 if m.machine().autocasting else x.dtype)
     if not (m.machine().cuda and x.dtype == float16 and kind == float32):
@@ -432,7 +425,7 @@ def softmax(x: Tensor, dim: int = -1, dtype: DType | None = None) -> Tensor:
 
 
 def _softmax_backward(own: DType, saved: list[Any], grad: Tensor) -> Grads:
-    """A card's kernel reads the gradient times the output (softmax_backward_cuda_out)."""
+    """Add the gradient times the output, which a card's kernel reads (softmax_backward_cuda_out)."""
     found = make("softmax_backward", grad.shape, own, grad, *saved)
     if m.machine().cuda:
         allocate(grad.shape, grad.dtype, "workspace")
@@ -444,14 +437,14 @@ def int_mm(x: Tensor, y: Tensor) -> Tensor:
 
 
 def mm(x: Tensor, y: Tensor, *, out: Tensor | None = None, out_dtype: DType | None = None, **_: Any) -> Tensor:
-    """Return x·y of two matrices, where nobody differentiates it."""
+    """Return x·y of two matrices without a gradient."""
     made = out if out is not None else allocate((x.shape[0], y.shape[1]), out_dtype or x.dtype)
     m.machine().workspace()
     return _ran_mm(made, x, y)
 
 
 def _ran_mm(out: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Tell a linear layer's matmuls apart: a weight's gradient sums over tokens, an input's takes the weight as it
+    """Distinguish a linear layer's matmuls: a weight's gradient sums over tokens, an input's takes the weight as it
     lies.
     """
     kind = "matmul"
@@ -460,9 +453,6 @@ def _ran_mm(out: Tensor, x: Tensor, y: Tensor) -> Tensor:
         kind = "matmul_weight" if tokens else "matmul_input" if m.machine().in_backward or is_contiguous(y) else kind
     note_kernel(kind, out, x, y, shape=_product(out.shape, x.shape[-1]))
     return out
-
-
-# -- layers ------------------------------------------------------------------------------------------------
 
 
 def embedding(idx: Tensor, weight: Tensor) -> Tensor:
@@ -506,7 +496,7 @@ def layer_norm(
 
 
 def rms_norm(x: Tensor, shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
-    """One kernel on a card (aten _fused_rms_norm), with a number a row for backward."""
+    """Run one kernel on a card (aten _fused_rms_norm), with a number per row for backward."""
     out = allocate(x.shape, promoted(x.dtype, weight.dtype) if weight is not None else x.dtype)
     scale = allocate((*x.shape[:-1], 1), float32)
     note_kernel("norm", (out, scale), x, weight)
@@ -569,8 +559,8 @@ def scaled_dot_product_attention(
     q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
     scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
-    """See attention.py. Before torch 2.0 nanoGPT writes it out: scaled, masked, dropped. A mask of booleans becomes
-    numbers that are added (convert_boolean_attn_mask).
+    """See attention.py. Before torch 2.0 nanoGPT writes it out: scaled, masked, dropped. A boolean mask becomes added
+    numbers (convert_boolean_attn_mask).
     """
     q, k, v = autocast(q), autocast(k), autocast(v)  # type: ignore[assignment]
     if m.machine().attention(wants(q, k, v)) == "written":

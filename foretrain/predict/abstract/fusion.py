@@ -1,9 +1,9 @@
 """Kernels of a pass as Inductor fuses them. No torch.
 
-Matmuls, attention, what adds to a few rows (scatter) and others' Triton kernels stay as they are. All else is grouped:
-kernels that are connected and have as many matmuls before them run as one, which reads from memory what it has not made
-itself and writes what others read. Sums over all rows are kernels of their own. What backward reads of a group is
-saved, or recomputed from what is saved anyway, whichever moves fewer bytes.
+Matmuls, attention, scatters and others' Triton kernels stay as they are. Other kernels are grouped: connected ones with
+as many matmuls before them run as one, which reads what it has not made itself and writes what others read. Sums over
+all rows are kernels of their own. What backward reads of a group is saved, or recomputed from saved tensors, whichever
+moves fewer bytes.
 """
 
 from collections import defaultdict
@@ -25,8 +25,8 @@ def fused(kernels: Sequence[Kernel], outputs: set[int], softmax_reads: int, alon
 
 
 class _Fusion:
-    """`group`: of each kernel, by its first one; `stored`: values that are in memory. `stays`, `sums`, `apart`: of each
-    kernel, whether it stays as it is, sums rows, and is joined with no other.
+    """`group`: of each kernel, by its first one; `stored`: values in memory. `stays`, `sums`, `apart`: of each kernel,
+    whether it stays as it is, sums rows, and is joined with no other.
     """
 
     def __init__(self, kernels: Sequence[Kernel], outputs: set[int], softmax_reads: int, alone: str) -> None:
@@ -90,7 +90,6 @@ class _Fusion:
         return sum(_nbytes(self.size[t]) for t in tensors)
 
     def kernels(self) -> list[Kernel]:
-        """Return kernels in the order in which their first parts ran."""
         members: dict[int, list[int]] = defaultdict(list)
         for i, own in enumerate(self.group):
             members[own].append(i)
@@ -132,7 +131,7 @@ class _Fusion:
         return first._replace(kind=kind, reads=tuple(self.size[t] for t in sorted(reads)) * times, writes=tuple(writes))
 
     def _keeps_normalised(self, i: int) -> bool:
-        """A LayerNorm in fp32 keeps its result before the weight for backward, in the place of its input."""
+        """Return whether a LayerNorm in fp32 saves its result before the weight, instead of its input."""
         kernel = self.all[i]
         if kernel.kind != "norm" or kernel.part != "forward" or kernel.item_bytes < 4:
             return False

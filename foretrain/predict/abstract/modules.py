@@ -1,4 +1,4 @@
-"""torch.nn on tensors without values: modules know their parts, and which of them runs names what is allocated."""
+"""torch.nn on tensors without values: the module that runs names what is allocated."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
@@ -198,10 +198,8 @@ class GELU(Module):
         return operations().gelu(x)
 
 
-# Booleans on tensors without values: comparisons, and elements that a mask picks, which are all that there are: which
-# of them it picks, no value says. No torch.
-#
-# aten native/IndexingUtils.h (expandTensors), native/cuda/Nonzero.cu, derivatives.yaml (masked_scatter, masked_fill).
+# Boolean tensors without values: comparisons, and masked elements, which are taken to be all. aten
+# native/IndexingUtils.h (expandTensors), native/cuda/Nonzero.cu, derivatives.yaml (masked_scatter, masked_fill).
 
 
 def compared(x: Tensor, y: Any = None) -> Tensor:
@@ -211,7 +209,7 @@ def compared(x: Tensor, y: Any = None) -> Tensor:
 
 
 def getitem(x: Tensor, key: Any) -> Tensor:
-    """Return the rows of x that a mask of its first dimensions picks, by where they stand; else routing.getitem."""
+    """Return the rows of x that a mask of its first dimensions selects, by their places; else routing.getitem."""
     if not isinstance(key, Tensor) or key.dtype != bool_:
         return routing.getitem(x, key)
     count = product(key.shape)

@@ -1,8 +1,8 @@
-"""The events of a pass: births and deaths of tensors, recorded from a few layers and unrolled to all of them. No torch.
+"""The events of a pass: allocations and frees, recorded from a few layers and unrolled to all of them. No torch.
 
-Layers of one kind leave the same events, but for which tensors these are of. So a pass is run with at most four layers
-of each kind, and the second one's events are repeated for those that were left out. Where two layers of a kind differ,
-the pass is run with all of them.
+Layers of one kind leave the same events on other tensors. So a pass is run with at most four layers of each kind, and
+the second one's events are repeated for those left out. Where two layers of a kind differ, the pass is run with all of
+them.
 """
 
 from collections import Counter
@@ -20,8 +20,8 @@ OUTSIDE = -1  # the layer of what is in none
 Factors = tuple[Any, ...]  # (coefficient, letters …)
 
 
-class Birth(NamedTuple):
-    """A storage: what it counts as, and what its size follows from."""
+class Allocated(NamedTuple):
+    """A storage: its component, and the factors of its size."""
 
     component: str
     item_bytes: int
@@ -33,7 +33,7 @@ class Birth(NamedTuple):
 
 
 class Event(NamedTuple):
-    """`serial`: that of a birth, or its complement (~) for a death. `layer`: the one that ran."""
+    """`serial`: an allocation's, or its complement (~) for its end. `layer`: the one that ran."""
 
     serial: int
     layer: int
@@ -47,22 +47,22 @@ class Event(NamedTuple):
 class Recorder:
     def __init__(self, symbols: dict[str, int]) -> None:
         self.symbols = symbols
-        self.births: list[Birth] = []
+        self.allocated: list[Allocated] = []
         self.events: list[Event] = []
-        self.home: list[int] = []  # the layer in which each was born
+        self.home: list[int] = []  # the layer that made each
         self.layer = OUTSIDE
         self.moment = "forward.embedding"
-        self.ended = False  # what ends after the pass is no part of it
-        # (events before it, gradient, what it counted as until then) where a gradient becomes .grad
+        self.ended = False  # later ends are not part of the pass
+        # (events before it, gradient, its component until then) where a gradient becomes .grad
         self.taken: list[tuple[int, int, str]] = []
         self.split = 0  # the first event of the backward pass
-        self.given = 0  # so many events at first are births of what was there before
-        self.streams: dict[int, int] = {}  # of births that are not on the default one
+        self.given = 0  # so many events at first are allocations from before
+        self.streams: dict[int, int] = {}  # of allocations off the default one
         self.kernels: list[Any] = []  # kernels.py
-        self.timed: list[tuple[int, tuple[int, ...]]] = []  # kernels that are timed when they first run (compiled)
-        self.products: list[tuple[tuple[int, ...], int]] = []  # matmuls of a compiled graph: sizes, bytes an element
+        self.timed: list[tuple[int, tuple[int, ...]]] = []  # kernels that are timed at their first run (compiled)
+        self.matmuls: list[tuple[tuple[int, ...], int]] = []  # matmuls of a compiled graph: sizes, bytes an element
 
-    def birth(
+    def allocate(
         self,
         component: str,
         item_bytes: int,
@@ -71,16 +71,16 @@ class Recorder:
         *,
         ours: bool = True,
     ) -> int:
-        """Return the serial number of a storage that comes to life; `ours`: it belongs to the layer that runs."""
-        serial = len(self.births)
-        self.births.append(Birth(component, item_bytes, shape, factors))
+        """Return the serial number of a new storage; `ours`: it belongs to the layer that runs."""
+        serial = len(self.allocated)
+        self.allocated.append(Allocated(component, item_bytes, shape, factors))
         self.events.append(Event(serial, self.layer, self.moment))
         self.home.append(self.layer if ours else OUTSIDE)
         return serial
 
-    def death(self, serial: int) -> None:
-        """Of storages that end together the older comes first: in which order a function's variables end is another in
-        each version of Python, and nothing to the allocator.
+    def free(self, serial: int) -> None:
+        """Order storages that end together by age: the order of a function's variables varies between versions of
+        Python, without effect on the allocator.
         """
         if self.ended:
             return
@@ -92,22 +92,22 @@ class Recorder:
 
     @property
     def any_size(self) -> bool:
-        return all(isinstance(d, Dim) or d == 1 for birth in self.births for d in birth.shape)
+        return all(isinstance(d, Dim) or d == 1 for each in self.allocated for d in each.shape)
 
     def take(self, serial: int) -> None:
-        self.taken.append((len(self.events), serial, self.births[serial].component))
-        self.births[serial] = self.births[serial]._replace(component="gradients")
+        self.taken.append((len(self.events), serial, self.allocated[serial].component))
+        self.allocated[serial] = self.allocated[serial]._replace(component="gradients")
 
     def later(self) -> "Recorder":
-        """Return the same pass of a later micro-batch: gradients are added to those that are there, and end."""
+        """Return the same pass of a later micro-batch: gradients are added to existing ones, and end."""
         found = Recorder(self.symbols)
-        found.births, found.home, found.split = list(self.births), self.home, self.split
+        found.allocated, found.home, found.split = list(self.allocated), self.home, self.split
         places = [position for position, *_ in self.taken]
         found.timed = [(at + sum(place <= at for place in places), changed) for at, changed in self.timed]
-        found.products = self.products
+        found.matmuls = self.matmuls
         before = 0
         for position, serial, component in self.taken:
-            found.births[serial] = found.births[serial]._replace(component=component)
+            found.allocated[serial] = found.allocated[serial]._replace(component=component)
             found.events += [*self.events[before:position], self.events[position - 1]._replace(serial=~serial)]
             before = position
         found.events += self.events[before:]
@@ -141,15 +141,15 @@ class _Unroller:
         self.r = recorder
         self.copies = copies_of(groups, run)
         self.repeated = {i for i, copies in enumerate(self.copies) if len(copies) > 1}
-        self.place: list[int] = []  # of each birth among those of its layer
+        self.place: list[int] = []  # of each allocation among those of its layer
         counts: Counter[int] = Counter()
         for home in recorder.home:
             self.place.append(counts[home])
             counts[home] += 1
 
     def runs(self) -> list[tuple[int, int, int]]:
-        """Return (layer, first event, event after the last) of stretches that belong to one layer: the one that runs,
-        or, where none does, the one whose tensors end.
+        """Return (layer, first event, event after the last) of event ranges of one layer: the one that runs, or, where
+        none does, the one whose tensors end.
         """
         r = self.r
         found: list[tuple[int, int, int]] = []
@@ -157,7 +157,7 @@ class _Unroller:
         for i, event in enumerate(r.events):
             own = layer = event.layer
             if layer == OUTSIDE and event.serial < 0:
-                # What a layer took ends when its result gets the name, which is between two layers.
+                # A layer's inputs end when its result gets the name, between two layers.
                 home = r.home[event.tensor]
                 own = last if last != OUTSIDE and home in (last - 1, last) else home
             last = layer if layer != OUTSIDE else last if own == last else OUTSIDE
@@ -168,7 +168,7 @@ class _Unroller:
         return found
 
     def order(self) -> list[tuple[int, int, int, int]]:
-        """Return (layer of all, layer that was run, first event, event after the last) for each stretch of the whole
+        """Return (layer of all, layer that was run, first event, event after the last) for each range of the whole
         pass.
         """
         runs, found, i = self.runs(), [], 0
@@ -198,15 +198,15 @@ class _Unroller:
             home = r.home[event.tensor]
             if home == OUTSIDE:
                 raise Uneven
-            found.append((event.serial >= 0, home - layer, self.place[event.tensor], *r.births[event.tensor]))
+            found.append((event.serial >= 0, home - layer, self.place[event.tensor], *r.allocated[event.tensor]))
         return found
 
     def unrolled(self) -> tuple[list[int], list[int], list[int]]:
-        """Return (events, for each of their births the one that was run, for each event the one that was run)."""
+        """Return (events, each allocation's recorded one, each event's recorded one)."""
         r = self.r
         serials: dict[tuple[int, int], int] = {}  # (layer of all, place) -> serial
         events: list[int] = []
-        births: list[int] = []
+        allocated: list[int] = []
         origin: list[int] = []
         for whole, small, start, end in self.order():
             for i in range(start, end):
@@ -222,18 +222,18 @@ class _Unroller:
                     layer = whole + home - small
                 key = (layer, self.place[serial])
                 if r.events[i].serial >= 0:
-                    serials[key] = len(births)
-                    events.append(len(births))
-                    births.append(serial)
+                    serials[key] = len(allocated)
+                    events.append(len(allocated))
+                    allocated.append(serial)
                 else:
                     events.append(~serials[key])
                 origin.append(i)
-        return events, births, origin
+        return events, allocated, origin
 
 
 class Structure(NamedTuple):
-    """A pass for any sizes: its events, what each tensor counts as and its factors, moments, and where it is cut. The
-    first `given` tensors were there before it.
+    """A pass for any sizes: its events, each tensor's component and factors, moments, and its split. The first `given`
+    tensors were there before it.
     """
 
     events: list[int]
@@ -241,10 +241,10 @@ class Structure(NamedTuple):
     moments: list[str]
     split: int
     any_size: bool  # whether all sizes follow from letters
-    timed: list[tuple[int, tuple[int, ...]]]  # (event before it, births that are changed) of kernels that are timed
-    products: list[tuple[tuple[int, ...], int]]  # matmuls: (m, k, n, batch …), bytes an element
+    timed: list[tuple[int, tuple[int, ...]]]  # (event before it, allocations that are changed) of timed kernels
+    matmuls: list[tuple[tuple[int, ...], int]]  # matmuls: (m, k, n, batch …), bytes an element
     given: int = 0
-    streams: Mapping[int, int] = MappingProxyType({})  # of births that are not on the default one
+    streams: Mapping[int, int] = MappingProxyType({})  # of allocations off the default one
 
     def sized(self, timeline: Timeline) -> Passage:
         known = {kind: (kind[0], timeline.size(*kind[1])) for kind in set(self.kinds)}
@@ -254,20 +254,20 @@ class Structure(NamedTuple):
 
 def unroll(recorder: Recorder, groups: Sequence[int], run: Sequence[int]) -> Structure:
     """Return the whole pass. Raises Uneven where layers of one kind differ."""
-    events, births, origin = _Unroller(recorder, groups, run).unrolled()
+    events, allocated, origin = _Unroller(recorder, groups, run).unrolled()
     s = recorder.symbols
     together = s["H"] * s["D"] == s["C"]
-    known = {n: (recorder.births[n].component, recorder.births[n].sized(together)) for n in set(births)}
+    known = {n: (recorder.allocated[n].component, recorder.allocated[n].sized(together)) for n in set(allocated)}
     moments = [recorder.events[i].moment for i in origin]
     given, on = sum(i < recorder.given for i in origin), recorder.streams
     return Structure(
         events[given:],
-        [known[serial] for serial in births],
+        [known[serial] for serial in allocated],
         moments[given:],
         sum(i < recorder.split for i in origin) - given,
         recorder.any_size,
         [(at - given, changed) for at, changed in recorder.timed],
-        recorder.products,
+        recorder.matmuls,
         given,
-        {n: on[serial] for n, serial in enumerate(births) if serial in on} if on else {},
+        {n: on[serial] for n, serial in enumerate(allocated) if serial in on} if on else {},
     )

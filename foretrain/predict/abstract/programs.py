@@ -19,8 +19,8 @@ from foretrain.predict.abstract.tensors import Tensor
 
 
 class Inputs:
-    """Calls checkpointed blocks. An input is gone when its block has run; the place that it comes back to is taken when
-    the block after it is recomputed.
+    """Calls checkpointed blocks. An input ends when its block has run; it gets a new place when the block after it is
+    recomputed.
     """
 
     def __init__(self, count: int) -> None:
@@ -58,8 +58,6 @@ ROUTING = ("topk", "sort", "histc", "cumsum", "baddbmm", "sigmoid")
 
 
 class Unknown:
-    """Whatever of torch a file names and does not use here."""
-
     def __init__(self, name: str) -> None:
         self._name = name
 
@@ -95,9 +93,9 @@ def _no_grad(function: Any) -> Any:
 
 
 class Loader:
-    """Loads model files with `operations`, a module of functions, in the place of torch's.
+    """Loads model files with `operations`, a module of functions, instead of torch's.
 
-    `attention`: torch's scaled_dot_product_attention; `own_attention`: what stands for model/attention.py.
+    `attention`: replaces torch's scaled_dot_product_attention; `own_attention`: model/attention.py.
     """
 
     def __init__(
@@ -162,7 +160,7 @@ class Loader:
         return self.loaded[name]
 
     def model(self, name: str, kind: str, config: Any) -> Any:
-        """Return a model of this class, changed as the config's techniques do."""
+        """Return a model of this class, changed by the config's techniques."""
         made = getattr(self.load(name), kind)(config)
         self.load(TECHNIQUES).change(made, config)
         return made

@@ -1,8 +1,8 @@
-"""How ranks that share a model change its passes. FSDP2's are in fully_shard.py. No torch.
+"""Passes of ranks that share a model. FSDP2's are in fully_shard.py. No torch.
 
-torch/csrc/distributed/c10d/reducer.cpp: with gradient_as_bucket_view a gradient is copied into its bucket when it is
-whole, and ends; but not before the last micro-batch of a step. When buckets have been made again, NCCL still has the
-old one, until the first of the new ones is sent (trace/ranks.py, Reducer).
+torch/csrc/distributed/c10d/reducer.cpp: with gradient_as_bucket_view a finished gradient is copied into its bucket and
+ends; but not before the last micro-batch of a step. When buckets are rebuilt, NCCL still has the old one, until the
+first of the new ones is sent (trace/ranks.py, Reducer).
 """
 
 from collections.abc import Callable
@@ -18,8 +18,8 @@ FIRST_BUCKET_BYTES = 1 * MIB  # torch/nn/parallel/distributed.py, dist._DEFAULT_
 
 
 class State(NamedTuple):
-    """What a pass finds: whether gradients are there, and whether it is the last micro-batch of its step. `left`: how
-    many other tensors earlier passes have left.
+    """The state before a pass: whether there are gradients, and whether it is the last micro-batch of its step. `left`:
+    number of other tensors from earlier passes.
     """
 
     gradients: bool = False
@@ -31,7 +31,7 @@ FRESH = State()
 
 
 class OneCard:
-    """One card. Gradients stay until the step is done, unless it `sends` them; `key`: what decides a pass besides its
+    """One card. Gradients live until the step is done, unless it `sends` them; `key`: what decides a pass besides its
     state.
     """
 
@@ -42,7 +42,7 @@ class OneCard:
     leaves: tuple[str, ...] = ()  # components of what passes leave besides gradients
 
     def state(self, gradients: list[Tensor], left: list[Tensor], *, last: bool, saving: bool) -> State:
-        """Return as much of the state as decides a pass."""
+        """Return the part of the state that decides a pass."""
         return State(gradients=bool(gradients))
 
     def recorder(self, recorded: Callable[[State], Recorder], state: State) -> Recorder:
@@ -58,12 +58,10 @@ class OneCard:
         self.on = machine
 
     def begin(self, t: Recorder, state: State, *, saving: bool) -> None:
-        """Begin to record a pass. What it finds and ends comes to life at first; the recorder's `given` tells how much
-        that is.
-        """
+        """Begin to record a pass. Tensors that it finds and ends are allocated first; `given` counts them."""
 
     def end(self) -> None:
-        """Its backward pass is through."""
+        pass
 
     def given(self, gradients: list[Tensor], left: list[Tensor], count: int) -> list[Tensor]:
         """Return the tensors of earlier passes that one with so many `given` ends, in its order."""
@@ -89,16 +87,15 @@ class SendingGradients(OneCard):
 
 
 class UpdatingMachine(m.Machine):
-    """A gradient ends when its parameter is updated. `first`: what AdamW keeps of the parameter comes then."""
+    """A gradient ends when its parameter is updated. `first`: AdamW's state of the parameter is made then."""
 
     first = False
 
     def accumulate(self, parameter: Any, gradient: Any) -> None:
-        """The hook of model/in_backward.py."""
         if self.first:
-            self.t.birth(MOMENTS, 4, ())
+            self.t.allocate(MOMENTS, 4, ())
             for _ in range(2):
-                self.t.birth(MOMENTS, 4, parameter.shape)
+                self.t.allocate(MOMENTS, 4, parameter.shape)
 
 
 class UpdatingInBackward(OneCard):
@@ -149,7 +146,7 @@ def _gradients(first: Structure) -> list[int]:
 
 
 def _ended(later: Structure, kept: list[int]) -> Structure:
-    """Return a pass whose gradients are added to those of earlier ones, which end there."""
+    """Return a pass that adds its gradients to those of earlier ones and ends."""
     old, shift = {serial: n for n, serial in enumerate(kept)}, len(kept)
     events: list[int] = []
     moments: list[str] = []
@@ -169,8 +166,8 @@ def _ended(later: Structure, kept: list[int]) -> Structure:
 
 
 def _let_go(passage: Passage, t: Timeline, *, as_views: bool) -> Passage:
-    """Return a pass that ends the old bucket, the first of its `given`, when the first new one has all its gradients;
-    where they are to be views of it, each ends then.
+    """Return a pass that ends the old bucket, the first of its `given`, when the first new one has all its gradients,
+    or, with views, each gradient has one.
     """
     kinds = [(BUCKETS, t.size(4, "P")), *passage.kinds]
     events = [event + 1 if event >= 0 else event - 1 for part in passage.parts for event in part.events]

@@ -1,5 +1,5 @@
-"""What a mixture of experts runs, on tensors without values: tokens are chosen, sorted, gathered, multiplied in groups
-and put back. Sizes follow from how many there are, never from which. No torch.
+"""A mixture of experts on tensors without values: tokens are chosen, sorted, gathered, multiplied in groups and put
+back. Sizes follow from counts, never from the choice. No torch.
 
 aten native/cuda/GroupMM.cpp and derivatives.yaml (_grouped_mm, baddbmm), native/cuda/Indexing.cu (index_put_).
 """
@@ -31,7 +31,7 @@ def _numbers(x: Tensor, shape: Any) -> Tensor:
 
 
 def topk(x: Tensor, k: int, dim: int = -1) -> tuple[Tensor, Tensor]:
-    """Return the k largest of each row, and where they stand, which backward takes."""
+    """Return the k largest of each row, and their places, which backward takes."""
     shape = (*x.shape[:-1], k)
     found, places = allocate(shape, x.dtype), _numbers(x, shape)
     note_kernel("range", (found, places), x)
@@ -70,8 +70,8 @@ def to_int(x: Tensor) -> Tensor:
 
 
 def getitem(x: Tensor, key: Any) -> Tensor:
-    """Return rows by their numbers, else views.getitem. The gradients of a row that was taken more than once add up,
-    for which a card sorts the numbers.
+    """Return rows by their numbers, else views.getitem. The gradients of a repeated row add up, for which a card sorts
+    the numbers.
     """
     if not isinstance(key, Tensor):
         return views.getitem(x, key)
@@ -110,7 +110,6 @@ def permute(x: Tensor, *order: int) -> Tensor:
 
 
 def total(x: Tensor, dim: Any = None, keepdim: bool = False, **named: Any) -> Tensor:
-    """Sum over a dimension or over all; its gradient is the same along it."""
     out = F.along(x, dim, keepdim, **named)
     if wants(x):
         shape, at = x.shape, None if dim is None else dim % len(x.shape)
@@ -131,7 +130,7 @@ def total(x: Tensor, dim: Any = None, keepdim: bool = False, **named: Any) -> Te
 
 def grouped_mm(x: Tensor, weight: Tensor, *, offs: Tensor) -> Tensor:
     """Multiply rows that are sorted by expert by the matrix of each, X x in x out. The weight's gradient is made before
-    that of x, for all experts. transformers' own way on older cards makes both, after each other, whatever is wanted.
+    that of x, for all experts. transformers' fallback on older cards makes both, in turn, whatever is wanted.
     """
     rows, n_in, n_out = x.shape[0], weight.shape[-2], weight.shape[-1]
     sizes = rows, n_out
@@ -165,7 +164,7 @@ def _for_rows(grad: Tensor, weight: Tensor) -> Tensor:
 
 
 def _for_weight(grad: Tensor, x: Tensor, shape: tuple[int, ...], dtype: DType) -> Tensor:
-    """Return it as it lies in memory, out x in of each expert, seen as in x out."""
+    """Return the weight's gradient, out x in of each expert in memory, viewed as in x out."""
     count, n_in, n_out = shape
     made = allocate((count, n_out, n_in), dtype)
     _each("matmul_weight", made, grad, x, shape=(n_out, n_in, grad.shape[0]), many=2)
@@ -173,10 +172,8 @@ def _for_weight(grad: Tensor, x: Tensor, shape: tuple[int, ...], dtype: DType) -
 
 
 def _each(kind: str, out: Tensor, x: Tensor, y: Tensor, *, shape: tuple[int, int, int], many: int) -> None:
-    """Run one kernel for all experts on cards that have it, in bfloat16; else one for each, of as many rows, which are
-    size
-
-    `many` of the matmul: routing is taken to be even (aten native/cuda/GroupedBlas.cpp).
+    """Run one kernel for all experts on cards that have it, in bfloat16; else one for each, of size / `many` rows:
+    routing is taken to be even (aten native/cuda/GroupedBlas.cpp).
     """
     machine = m.machine()
     rows = shape[many]
@@ -192,7 +189,7 @@ def _each(kind: str, out: Tensor, x: Tensor, y: Tensor, *, shape: tuple[int, int
 
 
 def _of_one(x: Tensor, rows: int, count: int) -> Tensor:
-    """Return what one expert has of this: its matrix, or its rows."""
+    """Return one expert's matrix, or its rows."""
     shape = x.shape[1:] if len(x.shape) == 3 else (int(rows) // count, *x.shape[1:])
     return x.viewed(shape, contiguous_strides(shape))
 

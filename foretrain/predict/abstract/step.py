@@ -35,7 +35,7 @@ def _remember(kept: dict[Any, Any], key: Any, value: Any) -> None:
 
 
 class Lettered:
-    """A config whose sizes know their letters, with as many layers as are run."""
+    """A config whose sizes know their letters, with only the layers that are run."""
 
     def __init__(self, config: RunConfig, checkpointed: int, n_layer: int) -> None:
         self._config, self.checkpointed, self.n_layer = config, checkpointed, n_layer
@@ -47,7 +47,7 @@ class Lettered:
 
 
 class Result:
-    """What a forward pass leaves: the passage that it is the first part of, nanoGPT's logits, and what was `given`."""
+    """A forward pass's passage, nanoGPT's logits, and what was `given`."""
 
     def __init__(self, passage: Passage, shift: int, logits: Tensor | None, given: Sequence[Tensor]) -> None:
         self.passage, self.shift, self.logits, self.given = passage, shift, logits, given
@@ -94,7 +94,6 @@ class EagerProgram:
         self._keep(result.passage, result.shift, shift)
 
     def clear_workspaces(self) -> None:
-        """Free cuBLAS's workspaces, which the next passes make again."""
         self.t.free(*self.workspaces)
         self.workspaces = []
 
@@ -138,10 +137,8 @@ class EagerProgram:
             return self.launches(saving, fuse)
         return [(launch, sum(times * copies[i] for i, times in layers.items())) for launch, layers in found.items()]
 
-    # -- passages ------------------------------------------------------------------------------------------
-
     def _passage(self, saving: bool) -> Passage:
-        """Return the pass in the present sizes, without the workspaces that cuBLAS has from earlier passes."""
+        """Return the pass in the present sizes, without cuBLAS's existing workspaces."""
         s = self.t.symbols
         key = len(self.workspaces), saving, self._state(saving), s["B"], s["T"]
         whole = self._whole(saving)
@@ -182,7 +179,7 @@ class EagerProgram:
         self.run, self.model = self.groups, None
 
     def _recorder(self, saving: bool, state: State = FRESH) -> Recorder:
-        """Record the layers that are run, as it is the first time that there is this state."""
+        """Record the layers that are run, for a new state."""
         key = self._shape_of(saving), state, self.run
         found = _recorders.get(key)
         if found is None:
@@ -198,9 +195,7 @@ class EagerProgram:
         return replace(self.v, checkpointed=0), self.ranks.key, *takes, *self._besides(saving)
 
     def _kernels_of(self, saving: bool) -> Any:
-        """Return all that decides a pass's kernels but sizes: fused ways of attention are one kernel, whatever they
-        hold.
-        """
+        """Return all that decides a pass's kernels but sizes: fused attention is one kernel, whatever it saves."""
         kind = self._attention(saving)
         if self.t.symbols["G"] == 1 and kind not in ("math", "written"):  # else a kernel may want copies of keys
             kind = "fused"
@@ -218,7 +213,7 @@ class EagerProgram:
         )  # fmt: skip
 
     def _dtypes(self) -> m.DType | None:
-        """Return what autocast makes of fp32. Weights that are made from here on have the step's dtype."""
+        """Return autocast's dtype of fp32. Weights made from here on have the step's dtype."""
         modules.weights.set(self.low if self.v.master and self.low is not None else m.float32)
         return self.low if self.v.casts else None
 
@@ -251,7 +246,7 @@ class EagerProgram:
         if model.training != saving:
             model.train(saving)
         self.ranks.begin(t, state, saving=saving)
-        own = m.Storage(t, t.birth("batch", 8, shape)) if saving and self.v.keeps_logits else None
+        own = m.Storage(t, t.allocate("batch", 8, shape)) if saving and self.v.keeps_logits else None
         idx, targets = (m.Tensor(shape, m.contiguous_strides(shape), m.int64, storage) for storage in (None, own))
         del own
         with m.running(machine):

@@ -1,7 +1,7 @@
-"""Tensors without values: a shape, a dtype, and a storage whose life is written into a timeline. No torch.
+"""Tensors without values: a shape, a dtype, and a storage whose lifetime is written into a timeline. No torch.
 
-A storage ends when Python's last reference to it does, as PyTorch's does. So code that runs on these tensors leaves
-the same births and deaths as on real ones, wherever the functions below know what a kernel allocates.
+A storage ends with Python's last reference to it, as PyTorch's does. So code on these tensors allocates and frees as on
+real ones, wherever the functions below know what a kernel allocates.
 """
 
 import math
@@ -30,7 +30,7 @@ int32, int8 = DType("int32", 4), DType("int8", 1)
 
 
 class Card(NamedTuple):
-    """What kernels ask of the device (model/hub/kernels.py). `processors`: streaming multiprocessors, 1 of a CPU.
+    """Facts of the device for kernels (model/hub/kernels.py). `processors`: streaming multiprocessors, 1 of a CPU.
     `nbytes`: of a card's memory.
     """
 
@@ -41,9 +41,9 @@ class Card(NamedTuple):
 
 
 class Machine:
-    """What a program runs on: where allocations are written, and the state that torch keeps per thread."""
+    """The machine of a program: where allocations are written, and torch's per-thread state."""
 
-    traces = False  # whether it writes a graph in the place of allocations
+    traces = False  # whether it writes a graph instead of allocations
     wide_gradients = True  # of weights in half precision, whose masters are fp32
     grouped = "looped"  # matmuls of several experts: "at once", one after the other, or by transformers' "own" code
 
@@ -69,7 +69,7 @@ class Machine:
 
     @property
     def in_backward(self) -> bool:
-        """Return whether what is made now is a gradient, and nothing that a checkpoint recomputes."""
+        """Return whether a gradient is being made, and not a recomputed activation."""
         return self.thread == "backward" and not self.again
 
     def component(self, shape: Sequence[int]) -> str:
@@ -84,19 +84,19 @@ class Machine:
         return make("fill", root.shape, root.dtype, component="temporaries")
 
     def accumulate(self, parameter: Any, gradient: Any) -> None:
-        """AccumulateGrad: the first gradient becomes .grad. Later ones are added to it in place (passage.py, later)."""
+        """Make the first gradient .grad, as AccumulateGrad; later ones are added in place (passage.py, later)."""
         self.t.take(gradient.storage.serial)
         parameter.grad = gradient
 
     def workspace(self) -> None:
-        """cuBLAS keeps one workspace a thread: the main one's, and autograd's."""
+        """Keep cuBLAS's workspace of the thread: the main one's, and autograd's."""
         if self.cuda and self.thread not in self.workspaces:
-            serial = self.t.birth("workspace", 1, (), (1, "cuBLAS"), ours=False)
+            serial = self.t.allocate("workspace", 1, (), (1, "cuBLAS"), ours=False)
             self.workspaces[self.thread] = Storage(self.t, serial)
 
     @contextmanager
     def autocast(self) -> Iterator[None]:
-        """Half precision in matmuls; copies of weights live until the outermost context ends."""
+        """Use half precision in matmuls; copies of weights live until the outermost context ends."""
         before, self.autocasting = self.autocasting, self.low is not None
         try:
             yield
@@ -112,7 +112,7 @@ _turn = RLock()
 
 
 def one_thread_at_a_time(function: F) -> F:
-    """Let one thread at a time call any such function: what they remember is every thread's."""
+    """Serialize calls of such functions: their caches are shared by all threads."""
 
     @wraps(function)
     def call(*args: Any, **named: Any) -> Any:
@@ -132,7 +132,7 @@ def running(on: Machine) -> Iterator[None]:
 
 
 class Storage:
-    """One allocation. Its end is written when nobody has it any more."""
+    """One allocation, freed when nobody has it any more."""
 
     __slots__ = ("serial", "t")
 
@@ -140,7 +140,7 @@ class Storage:
         self.t, self.serial = t, serial
 
     def __del__(self) -> None:
-        self.t.death(self.serial)
+        self.t.free(self.serial)
 
 
 class Tensor:
@@ -157,17 +157,16 @@ class Tensor:
 
     @property
     def component(self) -> str:
-        return self.storage.t.births[self.storage.serial].component if self.storage else ""
+        return self.storage.t.allocated[self.storage.serial].component if self.storage else ""
 
     def detach(self) -> "Tensor":
         return Tensor(self.shape, self.strides, self.dtype, self.storage)
 
     def viewed(self, shape: Sequence[int], strides: Sequence[int], start: int = 0) -> "Tensor":
-        """Return the storage, seen in a shape with strides; `start` tells slices of it apart."""
+        """Return the storage, viewed in a shape with strides; `start` distinguishes slices."""
         return Tensor(tuple(shape), tuple(strides), self.dtype, self.storage)
 
     def pieces(self, shapes: Sequence[tuple[int, ...]]) -> list["Tensor"]:
-        """Return stretches of the storage, one after the other."""
         return [self.viewed(shape, self.strides) for shape in shapes]
 
     def made(
@@ -212,26 +211,26 @@ def _by_rows(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def without_storage(shape: tuple[int, ...], dtype: DType) -> Tensor:
-    """Return a contiguous tensor without a storage: an operation gives it one once backward has what it saves."""
+    """Return a contiguous tensor without a storage, which it gets once backward has its saved tensors."""
     return Tensor(shape, contiguous_strides(shape), dtype, None)
 
 
 def allocate(shape: Sequence[int], dtype: DType, component: str | None = None) -> Tensor:
-    """Return a new contiguous tensor; without a storage where no program runs, as while a model is built."""
+    """Return a new contiguous tensor; without a storage outside a program, as while a model is built."""
     shape = tuple(shape)
     on = machine()
     if on is None:
         return without_storage(shape, dtype)
     if component is None:
         component = "batch" if dtype is int64 else on.component(shape)
-    serial = on.t.birth(component, dtype.itemsize, shape)
+    serial = on.t.allocate(component, dtype.itemsize, shape)
     return Tensor(shape, contiguous_strides(shape), dtype, Storage(on.t, serial))
 
 
 def note_kernel(
     kind: str, out: Tensor | Sequence[Tensor], *inputs: Tensor | None, shape: Sequence[int] = (), times: int = 1
 ) -> None:
-    """Note a kernel that reads the inputs and writes its results, each once; or one that runs so many times."""
+    """Record a kernel that reads the inputs and writes its results, each once; or one run `times` times."""
     on = machine()
     if on is None or on.traces:
         return
@@ -247,12 +246,12 @@ def note_kernel(
 
 
 def _which(x: Tensor) -> int:
-    """Tell weights and constants, which have no storage, apart by their shapes."""
+    """Distinguish weights and constants, which have no storage, by their shapes."""
     return x.storage.serial if x.storage is not None else -abs(hash((x.dtype.itemsize, x.shape))) - 10**6
 
 
 def _moved(x: Tensor) -> tuple[int, tuple[int, ...]]:
-    """Return bytes of an element, and the shape; what is expanded is there once."""
+    """Return bytes of an element, and the shape without expanded dimensions."""
     shape = x.shape
     if 0 in x.strides:
         shape = tuple(size for size, stride in zip(shape, x.strides, strict=True) if stride)
@@ -275,8 +274,8 @@ ELEMENTWISE = frozenset({"add", "cast", "gelu", "gelu_backward"})
 
 
 def dense_like(x: Tensor, shape: Sequence[int]) -> tuple[int, ...] | None:
-    """Return strides of a result of this shape whose dimensions lie in memory in the order that they have in x, without
-    gaps, as TensorIterator makes it; None where that is row by row.
+    """Return dense strides of a result whose dimensions keep their order in x, as TensorIterator makes it; None for
+    row-major.
     """
     order = sorted(range(len(shape)), key=lambda i: (-int(x.strides[i]), i))
     if order == list(range(len(shape))) or any(a != b for a, b in zip(x.shape, shape, strict=True)):
@@ -289,14 +288,14 @@ def dense_like(x: Tensor, shape: Sequence[int]) -> tuple[int, ...] | None:
 
 
 def take_temporary(coefficient: int, letter: str) -> None:
-    """Take so many times a symbol of the timeline for the kernel itself."""
+    """Allocate a multiple of a timeline's symbol for the kernel itself."""
     t = machine().t
     if t.symbols.get(letter):
-        t.death(t.birth("workspace", 1, (), (coefficient, letter)))
+        t.free(t.allocate("workspace", 1, (), (coefficient, letter)))
 
 
 def take_temporaries(sizes: Sequence[int]) -> None:
-    """Take tensors of so many bytes for the kernel itself, together."""
+    """Allocate tensors of so many bytes for the kernel itself, together."""
     t = machine().t
-    for serial in [t.birth("workspace", 1, (), (nbytes,)) for nbytes in sizes]:
-        t.death(serial)
+    for serial in [t.allocate("workspace", 1, (), (nbytes,)) for nbytes in sizes]:
+        t.free(serial)

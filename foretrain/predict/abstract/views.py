@@ -1,4 +1,4 @@
-"""The same storage in another shape, and copies where it cannot be seen so. No torch."""
+"""Views: the same storage in another shape, and copies where that is impossible. No torch."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -38,7 +38,7 @@ def alike(a: int, b: int) -> bool:
 
 
 def _quotient(x: Tensor, rest: int, others: list[int]) -> int:
-    """Return what -1 stands for: the dimensions of x that are not among the others, multiplied."""
+    """Return the value of -1: the dimensions of x that are not among the others, multiplied."""
     left = list(x.shape)
     for size in others:
         for i, own in enumerate(left):
@@ -59,7 +59,7 @@ def _quotient(x: Tensor, rest: int, others: list[int]) -> int:
 
 
 def _viewed_strides(x: Tensor, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return strides with which x can be seen in another shape, or None where it has to be copied."""
+    """Return strides with which x can be viewed in another shape, or None where it has to be copied."""
     if is_contiguous(x):
         return contiguous_strides(shape)
     old = [(s, st) for s, st in zip(x.shape, x.strides, strict=True) if s != 1]
@@ -139,7 +139,6 @@ def clone(x: Tensor) -> Tensor:
 
 
 def expand(x: Tensor, *shape: Any) -> Tensor:
-    """Repeat x along dimensions of 1; the gradient is their sum."""
     sizes = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
     strides = [
         0 if own == 1 and size != 1 else stride for own, size, stride in zip(x.shape, sizes, x.strides, strict=True)
@@ -172,7 +171,6 @@ def _transposed(x: Tensor, a: int, b: int) -> Tensor:
 
 
 def split(x: Tensor, size: Any, dim: int = 0) -> tuple[Tensor, ...]:
-    """Split a dimension; the gradients are joined again."""
     dim %= len(x.shape)
     sizes = list(size) if isinstance(size, list | tuple) else [size] * (int(x.shape[dim]) // int(size))
     outs = x.pieces([(*x.shape[:dim], each, *x.shape[dim + 1 :]) for each in sizes])
@@ -187,7 +185,7 @@ def split(x: Tensor, size: Any, dim: int = 0) -> tuple[Tensor, ...]:
 
 
 def _laid_out_as(shape: tuple[int, ...], dtype: DType, grads: Sequence[Tensor | None]) -> Tensor:
-    """Join the gradients in the layout that they have, as cat chooses it."""
+    """Join the gradients in their layout, as cat chooses it."""
     first, *others = (grad for grad in grads if grad is not None)
     out = first.made(shape, dtype, *others)
     if len(shape) == 4 and first.strides[1] < first.strides[2]:  # B x T x H x D, seen as B x H x T x D
@@ -223,7 +221,7 @@ def squeeze(x: Tensor, dim: int) -> Tensor:
 
 
 def _taken(key: slice, start: int, stop: int, size: int) -> int:
-    """Return how many of a dimension a slice takes, with its letters: a context, a chunk of tokens, a half."""
+    """Return the length of a slice, with its letters: a context, a chunk of tokens, a half."""
     count = stop - start
     if isinstance(key.stop, Dim) and not start and key.stop == stop:
         return key.stop
@@ -294,7 +292,7 @@ def reduced(x: Tensor, dim: Any, keepdim: bool) -> tuple[int, ...]:
 
 
 def joined(parts: Sequence[Tensor], dim: int) -> list[int]:
-    """Return the shape of the parts one after the other; sizes with the same letters are multiplied, not added."""
+    """Return the shape of the joined parts; sizes with the same letters are multiplied, not added."""
     shape = list(parts[0].shape)
     for part in parts[1:]:
         same = alike(part.shape[dim], parts[0].shape[dim])

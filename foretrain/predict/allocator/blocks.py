@@ -1,4 +1,4 @@
-"""Blocks and the pools of free ones: what simulator.py and expandable.py work on. Standard library only.
+"""Blocks and the pools of free ones, for simulator.py and expandable.py. Standard library only.
 
 From c10/cuda/CUDACachingAllocator.cpp: struct Block, struct BlockPool, BlockComparatorSize.
 """
@@ -11,8 +11,8 @@ from typing import NamedTuple, Protocol
 
 from foretrain.predict import software
 
-FIRST_ADDRESS = 1 << 52  # below lies room for 2,048 stretches of expandable segments
-GRANULE_BYTES = 2 << 20  # of what a driver gives
+FIRST_ADDRESS = 1 << 52  # below is room for 2,048 expandable segments
+GRANULE_BYTES = 2 << 20  # of a driver
 CHUNK_BYTES = 32 << 20
 
 
@@ -25,7 +25,7 @@ class Addresses(Protocol):
 
 
 class Rising:
-    """Each segment behind the last one: in order of age. So they lie in a public snapshot of what seems to be WSL 2
+    """Each segment after the last one, in order of age, as in a public snapshot of what seems to be WSL 2
     (NiuHuangxiaozi/assignment2-systems, forward_and_backward_memory_snapshot_100: 48 of 65, most others in gaps).
     """
 
@@ -39,12 +39,12 @@ class Rising:
 
 
 class Falling:
-    """As on an H100 under Linux: chunks of whole 32 MiB, each below the last one. What a segment leaves of its chunk
-    goes to later ones that fit, the lowest first.
+    """As on an H100 under Linux: chunks of whole 32 MiB, each below the last one. The rest of a chunk goes to later
+    segments that fit, the lowest first.
 
     In a public snapshot of an H100-class card (kkaitlyn111/cs336-a2-systems, memory_ctx128_fullstep_) 667 of 782 new
-    segments begin such a chunk and 114 lie right behind another. Not modelled: on an H100 the first 13 to 16 segments
-    filled 512 MiB upwards, and what is freed is not given again.
+    segments begin such a chunk and 114 follow another directly. Not modelled: on an H100 the first 13 to 16 segments
+    filled 512 MiB upwards, and freed addresses are not reused.
     """
 
     def __init__(self) -> None:
@@ -67,18 +67,16 @@ class Falling:
 
 
 def usual(reuses_oldest: bool | None = None) -> Addresses:
-    """Return addresses as a torch that does, or does not, order segments under Linux; None: as the torch that plans are
-    for.
-    """
+    """Return addresses as a torch that does, or does not, order segments under Linux; None: as the plans' torch."""
     oldest = software.of("").reuses_oldest if reuses_oldest is None else reuses_oldest
     return Rising() if oldest else Falling()
 
 
 class Block:
-    """A stretch of a segment, in use or free, linked to its neighbours; `mapped` is false for bare address space.
+    """A range of a segment, in use or free, linked to its neighbours; `mapped` is false for bare address space.
 
-    `ptr`: address; `size`: bytes; `stream`: for which its segment was made; `requested`: bytes asked for, as long as it
-    is in use; `other_streams`: those that use it too (stream_uses). It stays in use until their events have happened.
+    `ptr`: address; `size`: bytes; `stream`: its segment's; `requested`: bytes asked for, while in use; `other_streams`:
+    those that use it too (stream_uses). It stays in use until their events have happened.
     """
 
     __slots__ = (
@@ -133,7 +131,7 @@ LOW = (1 << BITS) - 1
 class Pool:
     """Free mapped blocks of the small or of the large pool, ordered by stream, then by size, then by address.
 
-    `order` has the three in one number, which is compared sooner than a tuple.
+    `order` packs the three into one number, which compares faster than a tuple.
     """
 
     small: bool
@@ -170,25 +168,24 @@ class Pool:
         return [self.blocks[key & LOW] for key in self.order]
 
 
-# What a program asks of the allocator, in its order: when each storage is born and when it dies. No torch.
-#
-# The estimate (predict/timeline.py), the trace (predict/trace/record.py) and a recorded snapshot (predict/snapshot/)
-# all make lifetimes; replay.py runs them through the allocator. An event is a number: `id` is the birth of a storage,
-# `~id` (negative) its death. So forty thousand events are one small list.
+# A program's requests to the allocator, in order. The estimate (predict/timeline.py), the trace
+# (predict/trace/record.py) and a recorded snapshot (predict/snapshot.py) make lifetimes; replay.py runs them through
+# the allocator. An event is a number: `id` allocates a storage, `~id` (negative) frees it, so forty thousand events are
+# one small list.
 
-# Streams from here on: n * GRAPH_POOL + s is what a CUDA graph recorded on stream s takes for the n-th pool of its own.
+# Streams from here on: n * GRAPH_POOL + s is the n-th pool of a CUDA graph recorded on stream s.
 GRAPH_POOL = 1 << 16
 
 
 class Mark(NamedTuple):
-    """From this position of the events on, this is the phase (or the moment of the step)."""
+    """The phase (or the moment of the step) from this position of the events on."""
 
     position: int
     name: str
 
 
 class Label(NamedTuple):
-    """Where an event belongs: the moment of the step, the op and the module; '' where nobody knows."""
+    """Where an event belongs: the moment of the step, the op and the module; '' where unknown."""
 
     moment: str = ""
     op: str = ""
@@ -196,7 +193,7 @@ class Label(NamedTuple):
 
 
 class Lifetimes:
-    """Births and deaths of storages in program order.
+    """Allocations and frees of storages in program order.
 
     `sizes`: bytes by id. `phases`: marks; a phase may come again. `streams`: of storages that are not on the default
     stream, 0, or are in a pool of graphs (GRAPH_POOL); `used_on`: other streams that use them (Tensor.record_stream).

@@ -1,4 +1,4 @@
-"""Expandable segments: one stretch of addresses for each stream and pool, on which pages are mapped as they are needed.
+"""Expandable segments: one address range for each stream and pool, with pages mapped as needed.
 
 From c10/cuda/CUDACachingAllocator.cpp: ExpandableSegment, find_expandable_block, try_allocate_expandable_block,
 map_block, unmap_block, release_expandable_segment. Standard library only.
@@ -11,8 +11,8 @@ from foretrain.predict.allocator.blocks import LOW, Block, Pool
 from foretrain.predict.allocator.settings import Settings
 
 SMALL_PAGE_BYTES = 2 << 20  # kSmallBuffer; the large pool's pages are as large as a large segment
-# PyTorch takes 1 1/8 of the device's memory. The simulator knows no device, so its stretch is larger than any card;
-# like PyTorch it begins another one where there is no room left, as long as the request if need be.
+# PyTorch takes 1 1/8 of the device's memory. The simulator knows no device, so its range is larger than any card; like
+# PyTorch it begins another one when full, as long as the request if need be.
 STRETCH_BYTES = 1 << 41
 
 
@@ -30,13 +30,15 @@ class Maps(Protocol):
 
 
 def _reach(block: Block) -> int:
-    """Return what a block can grow to: the unmapped one behind it counts."""
+    """Return a block's size with the unmapped one behind it."""
     after = block.next
     return block.size if after is None or after.mapped else block.size + after.size
 
 
 class ExpandableSegments:
-    """Stretches of both pools, with their unmapped blocks in order of stream and address (BlockComparatorAddress)."""
+    """Address ranges of both pools, with their unmapped blocks in order of stream and address
+    (BlockComparatorAddress).
+    """
 
     def __init__(self, allocator: Maps) -> None:
         self.allocator = allocator
@@ -71,7 +73,7 @@ class ExpandableSegments:
         return block
 
     def take(self, pool: Pool, size: int, stream: int) -> Block | None:
-        """Map pages behind the lowest free stretch that can hold the block; None where memory runs out.
+        """Map pages behind the lowest free range that can hold the block; None where memory runs out.
 
         Pages that were mapped before it ran out stay mapped and free.
         """

@@ -1,4 +1,4 @@
-"""Lifetimes through the allocator: what is allocated and reserved in each phase, and where a limit is hit. No torch."""
+"""Lifetimes through the allocator: allocated and reserved bytes in each phase, and where a limit is hit. No torch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ BUILD = "build"  # the phase that a trace begins with
 
 
 class PhasePeak(Record):
-    """The most that is allocated and reserved in a phase, in bytes; what was there at its beginning counts.
+    """The peaks of allocated and reserved bytes in a phase, from its beginning on.
 
     `position` is the event at which allocated is highest; -1 is before all events.
     """
@@ -26,7 +26,7 @@ class PhasePeak(Record):
 
 
 class Death(Record):
-    """The allocation that could not be served under a limit: when, for what, and what was there. Bytes."""
+    """The allocation that exceeded a limit: when, for what, and the memory then. Bytes."""
 
     phase: str
     moment: str
@@ -41,7 +41,7 @@ class Death(Record):
 
 @dataclass(frozen=True)
 class Replay:
-    """How a replay went. `phases` are in the order in which they first came; `death` where a limit was hit."""
+    """The result of a replay. `phases` are in order of first appearance; `death` where a limit was hit."""
 
     phases: tuple[PhasePeak, ...]
     allocator: Allocator = field(compare=False)  # as it stands at the end, with the peaks of the whole
@@ -54,12 +54,10 @@ class Replay:
 
     @property
     def peak_allocated_bytes(self) -> int:
-        """As torch.cuda.max_memory_allocated counts, over all phases."""
         return max((peak.allocated_bytes for peak in self.phases), default=0)
 
     @property
     def peak_reserved_bytes(self) -> int:
-        """As torch.cuda.max_memory_reserved counts, over all phases."""
         return max((peak.reserved_bytes for peak in self.phases), default=0)
 
     @property
@@ -72,14 +70,14 @@ class Replay:
 
 
 class Player:
-    """An allocator and the blocks that lifetimes have in it now, by id; `play` carries out one event."""
+    """An allocator and the blocks of lifetimes by id; `play` runs one event."""
 
     def __init__(self, lifetimes: Lifetimes, allocator: Allocator | None = None) -> None:
         self.lifetimes, self.allocator = lifetimes, allocator or Allocator()
         self.blocks: dict[int, Block | None] = {}
 
     def play(self, event: int) -> Block | None:
-        """Return the block that is born or dies. Raises OutOfMemory under a limit."""
+        """Return the block that is allocated or freed. Raises OutOfMemory under a limit."""
         found = self.lifetimes
         if event >= 0:
             stream = found.streams.get(event, 0) if found.streams else 0
@@ -102,10 +100,10 @@ def replay(
     watch: Watcher | None = None,
     addresses: Addresses | None = None,
 ) -> Replay:
-    """Run lifetimes through the allocator, up to their end or to the first allocation that a limit forbids.
+    """Run lifetimes through the allocator, up to their end or to the first allocation beyond a limit.
 
-    The limits are those of Allocator, and so are the addresses. `watch` is called with a position, the allocator, and
-    the block that was born or died: after each event, and before one with no block where the cache is emptied.
+    The limits and addresses are Allocator's. `watch` gets a position, the allocator, and the block that was allocated
+    or freed: after each event, and before one with no block where the cache is emptied.
     """
     player = Player(
         lifetimes, Allocator(settings, limit_bytes, physical=physical, cap_bytes=cap_bytes, addresses=addresses)
@@ -169,8 +167,8 @@ def _death(lifetimes: Lifetimes, position: int, error: OutOfMemory) -> Death:
 
 
 class Tried:
-    """Replays of lifetimes under one limit after another. One holds for all limits between the most that was granted
-    and the least that was refused, as they would have said the same each time; so few are made.
+    """Replays of lifetimes under one limit after another. One holds for all limits between the most granted and the
+    least refused bytes, so few are made.
     """
 
     def __init__(
@@ -195,7 +193,7 @@ class Tried:
             if made.allocator.granted_bytes <= limit_bytes < made.allocator.refused_bytes:
                 return made
         made = replay(self.lifetimes, self.settings, limit_bytes, physical=self.physical, cap_bytes=self.cap_bytes)
-        # Garbage collection counts from the limit itself, and a second limit has a say of its own.
+        # Garbage collection counts from the limit itself, and a second limit counts too.
         if self.cap_bytes is None and not made.allocator.collects:
             self._made.append(made)
         return made
@@ -230,8 +228,8 @@ def smallest_limit_bytes(
 
 
 def _least_bytes(lifetimes: Lifetimes, settings: Settings, *, physical: bool) -> int:
-    """Return what is there at once in rounded blocks, which no limit below can hold. A cap on expandable pages can be
-    passed by less than a page, so there it is no bound and 0.
+    """Return the peak of rounded blocks, below which no limit works; 0 for a cap on expandable pages, which can be
+    passed by less than a page.
     """
     if settings.expandable_segments and not physical:
         return 0

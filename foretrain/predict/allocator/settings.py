@@ -1,8 +1,8 @@
-"""The caching allocator's settings, as PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF spell them.
+"""The caching allocator's settings, as in PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF.
 
 Rules from PyTorch 2.11 to 2.15: c10/core/AllocatorConfig.cpp (AcceleratorAllocatorConfig::parseArgs) and
 c10/cuda/CUDAAllocatorConfig.cpp (CUDAAllocatorConfig::parseArgs). Standard library only. Stricter than PyTorch in one
-way: a value with something behind it (max_split_size_mb:128MB, which PyTorch reads as 128) is an error here.
+way: a value with a suffix (max_split_size_mb:128MB, which PyTorch reads as 128) is an error here.
 """
 
 import re
@@ -12,17 +12,17 @@ from dataclasses import dataclass
 MIB = 1 << 20
 LARGE_SEGMENT_BYTES = 20 * MIB  # large_segment_size_; kLargeBuffer before 2.11
 MIN_LARGE_ALLOC_BYTES = 10 * MIB  # kMinLargeAlloc: a large segment must be larger than that
-UNLIMITED = 2**63 - 1  # stands for std::numeric_limits<size_t>::max(), in a browser with its 32 bits too
+UNLIMITED = 2**63 - 1  # std::numeric_limits<size_t>::max(), in a browser with its 32 bits too
 INTERVALS = 16  # kRoundUpPowerOfTwoIntervals: from 1 MiB on one for each power of two, the last without end
 FIRST_INTERVAL_BITS = MIB.bit_length()
 
-# AcceleratorAllocatorConfig::instance and CUDAAllocatorConfig::instance: the first that is set counts, even if it is
-# empty. The old name comes first, although the design note in AllocatorConfig.h says the opposite.
+# AcceleratorAllocatorConfig::instance and CUDAAllocatorConfig::instance: the first that is set counts, even if empty.
+# The old name comes first, although the design note in AllocatorConfig.h says the opposite.
 VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 DRIVER_BACKENDS = ("cudaMallocAsync", "hipMallocAsync")
 
-# Keys that PyTorch knows and that change nothing in how much device memory is reserved.
+# Known keys of PyTorch that do not change reserved device memory.
 WITHOUT_EFFECT = frozenset(
     {
         "expandable_segments_reserve",
@@ -44,11 +44,11 @@ WITHOUT_EFFECT = frozenset(
 
 @dataclass(frozen=True)
 class Settings:
-    """What changes how much memory is reserved. Sizes in bytes, whole MiB; raises ValueError where PyTorch would.
+    """What changes reserved memory. Sizes in bytes, whole MiB; raises ValueError where PyTorch would.
 
     `max_non_split_rounding_bytes` 0 means the large segment's size, as in PyTorch. `roundup_power2_divisions` holds the
-    divisions of each of the 16 intervals, 0 for none; the empty tuple is "none anywhere". `reuses_oldest` is no setting
-    but of the version (predict/software.py); None: as the torch that plans are for.
+    divisions of each of the 16 intervals, 0 for none; the empty tuple is "none anywhere". `reuses_oldest` depends on
+    the version (predict/software.py); None: the plans' torch.
     """
 
     max_split_bytes: int = UNLIMITED
@@ -86,13 +86,13 @@ class Settings:
         return self.max_split_bytes == UNLIMITED
 
     def divisions_of(self, nbytes: int) -> int:
-        """Return into how many steps the way from a power of two to the next is divided at this size; 0 for none."""
+        """Return the divisions between powers of two at this size; 0 for none."""
         if not self.roundup_power2_divisions:
             return 0
         return self.roundup_power2_divisions[min(max(nbytes.bit_length() - FIRST_INTERVAL_BITS, 0), INTERVALS - 1)]
 
     def cap_bytes(self, device_bytes: int) -> int | None:
-        """Return what per_process_memory_fraction allows on a device with so many bytes; None without a cap.
+        """Return per_process_memory_fraction's cap on a device with so many bytes; None without a cap.
 
         DeviceCachingAllocator::setMemoryFraction: a fraction of 1 is no cap, and bytes are cut off, not rounded.
         """
@@ -120,15 +120,14 @@ class Settings:
 
     @classmethod
     def of_environment(cls, environment: Mapping[str, str]) -> "Settings":
-        """Return what a process with these variables would use, but for the driver's backend, for which the native one
-        is taken (see `driver_backend`). Raises ValueError as `parse`.
+        """Return the settings of a process with these variables, with the native backend instead of the driver's (see
+        `driver_backend`). Raises ValueError as `parse`.
         """
         _, text = _variable(environment)
         pairs = [pair for pair in _pairs(text) if not _is_driver_backend(*pair)]
         return cls.parse(",".join(f"{key}:{value}" for key, value in pairs))
 
     def text(self) -> str:
-        """Return the shortest text that `parse` reads as these settings."""
         parts = []
         for key, nbytes, default_bytes in (
             ("large_segment_size_mb", self.large_segment_bytes, LARGE_SEGMENT_BYTES),
@@ -169,7 +168,7 @@ def _variable(environment: Mapping[str, str]) -> tuple[str, str]:
 
 
 def merged(own: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variable to set so that a run's own settings hold beside those of its environment, which win.
+    """Return the variable that combines a run's own settings with its environment's, which win.
 
     PyTorch reads keys in order and the last one counts, so the environment's come last. {} where there are none.
     """
@@ -180,7 +179,7 @@ def merged(own: str, environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def of_run(own: str, environment: Mapping[str, str]) -> Settings:
-    """Return the settings that a run with these of its own has in this environment. Raises ValueError."""
+    """Return the settings of a run with its own in this environment. Raises ValueError."""
     return Settings.of_environment({**environment, **merged(own, environment)})
 
 
@@ -203,7 +202,7 @@ def _is_power_of_two(number: int) -> bool:
 
 
 def _pairs(text: str) -> list[tuple[str, str]]:
-    """Return keys and values in order (ConfigTokenizer): white space is nothing, a list in brackets is one value."""
+    """Return keys and values in order (ConfigTokenizer): white space is ignored, a list in brackets is one value."""
     rest = re.sub(r"\s", "", text)
     pairs = []
     while rest:

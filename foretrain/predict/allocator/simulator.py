@@ -1,23 +1,22 @@
 """PyTorch's CUDA caching allocator as a simulator: one device, the native backend. Standard library only.
 
-Rules from c10/cuda/CUDACachingAllocator.cpp, class DeviceCachingAllocator, of PyTorch 2.11 to 2.13; its functions are
-named where they are followed. Settings are in settings.py, expandable segments in expandable.py,
-a list of events is replayed by replay.py. Give it the sizes that a program asks for in their order, and it
-says what the program would see in torch.cuda.memory_stats, and whether it would run out of memory.
+Rules from c10/cuda/CUDACachingAllocator.cpp, class DeviceCachingAllocator, of PyTorch 2.11 to 2.13, whose functions are
+named. Settings are in settings.py, expandable segments in expandable.py, replays of events in replay.py. Given a
+program's requests in their order, it computes torch.cuda.memory_stats, and whether memory runs out.
 
     allocator = Allocator(limit_bytes=8 << 30)
     block = allocator.malloc(123_456)
     allocator.free(block)
     allocator.allocated_bytes, allocator.peak_reserved_bytes
 
-Free memory belongs to the stream that its segment was made for. A block that another stream uses (record_stream) comes
-back at the first request after it was freed: the simulator takes the work on that stream to be done by then. A card
-may still be at it, and the block then comes back later, at the latest when the cache is emptied.
+Free memory belongs to its segment's stream. A block that another stream uses (record_stream) comes back at the first
+request after it was freed: that stream's work is taken to be done by then. On a card it may come back later, at the
+latest when the cache is emptied.
 
-A pool of CUDA graphs (lifetimes.GRAPH_POOL) is a stream whose segments stay while its graph does, which is to the end.
+A pool of CUDA graphs (GRAPH_POOL) is a stream whose segments live to the end.
 
-Not modelled: MemPools, cudaMallocAsync. Between free blocks of one size the lower address wins; addresses.py gives new
-segments those that order them as the installed torch does, unless other ones are asked for.
+Not modelled: MemPools, cudaMallocAsync. Between free blocks of one size the lower address wins; blocks.py orders new
+segments as the installed torch does, by default.
 """
 
 from foretrain.predict.allocator.blocks import GRAPH_POOL, Addresses, Block, Pool, usual
@@ -32,9 +31,9 @@ NO_LIMIT_BYTES = 1 << 63
 
 
 class OutOfMemory(MemoryError):
-    """A request that could not be served, and what stood in its way; all in bytes.
+    """A request that could not be served, and the memory then; all in bytes.
 
-    `segment_bytes` is what the driver was asked for, the size that PyTorch's own message names.
+    `segment_bytes` is what the driver was asked for, the size in PyTorch's own message.
     """
 
     def __init__(
@@ -55,15 +54,11 @@ def _lowest(*limits_bytes: int | None) -> int | None:
 class Allocator:
     """The allocator's state and statistics (named as in torch.cuda.memory_stats).
 
-    `limit_bytes` is by default a cap as set_per_process_memory_fraction sets it: asked before a segment is made, and
-    what garbage_collection_threshold counts from. With expandable segments reserved can pass such a cap by less than
-    a page, as in PyTorch, which asks for the cap in other units than it maps. `physical` makes it the memory that the
-    driver has left instead: never passed, and no garbage collection.
-
-    `cap_bytes` is a cap beside the limit, as per_process_memory_fraction sets it.
-
-    `segments` is the history of ("alloc", "free", "map" or "unmap", address, bytes, stream), as in
-    _record_memory_history.
+    `limit_bytes` is by default a cap as of set_per_process_memory_fraction: checked before a segment is made, and the
+    base of garbage_collection_threshold. Expandable segments can pass such a cap by less than a page, as in PyTorch,
+    whose cap and pages have different units. `physical` makes it the driver's remaining memory instead: never passed,
+    and no garbage collection. `cap_bytes` is a cap beside the limit, as of per_process_memory_fraction. `segments` is
+    the history of ("alloc", "free", "map" or "unmap", address, bytes, stream), as in _record_memory_history.
     """
 
     def __init__(
@@ -84,8 +79,8 @@ class Allocator:
         self.num_alloc_retries = self.num_ooms = self.num_oom_rejections = 0
         self.num_device_alloc = self.num_device_free = 0
         self.segments: list[tuple[str, int, int, int]] = []
-        # Of what the limits were asked for, all bytes together: the most that was granted, the least that was refused.
-        # Limits between these two would have said the same each time.
+        # All bytes together: the most that the limits granted, the least that they refused. Limits in between give the
+        # same replay.
         self.granted_bytes, self.refused_bytes = 0, NO_LIMIT_BYTES
         self._pending: list[Block] = []  # freed, while other streams may still use them (cuda_events)
         self._active_at_reset_bytes = 0
@@ -96,11 +91,8 @@ class Allocator:
         self._rounds_plainly = not self.settings.roundup_power2_divisions
         self._finds_plainly = self.settings.max_split_is_unlimited and self._expandable is None and not self.collects
 
-    # -- asking and giving back ----------------------------------------------------------------------------
-
     def malloc(self, nbytes: int, stream: int = 0) -> Block | None:
-        """Return a block for so many bytes on a stream, of which 0 is the default one; None for 0 bytes, which take
-        nothing.
+        """Return a block for so many bytes on a stream, 0 by default; None for 0 bytes.
 
         Raises OutOfMemory, and ValueError below 0.
         """
@@ -112,7 +104,7 @@ class Allocator:
             self._process_events()
         size = -(-nbytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES if self._rounds_plainly else self.round(nbytes)
         pool = self.small if size <= SMALL_BYTES else self.large
-        # As `_find` does where no setting has a say; a replay makes hundreds of thousands of these.
+        # As `_find` does without settings; a replay makes hundreds of thousands of these.
         block = pool.take(size, stream) if self._finds_plainly else self._find(pool, size, stream)
         if block is None:
             block = self._obtain(pool, size, stream, nbytes)
@@ -132,7 +124,7 @@ class Allocator:
         return block
 
     def record_stream(self, block: Block | None, stream: int) -> None:
-        """Let another stream use a block, too (recordStream). Raises ValueError for a block that is not in use."""
+        """Record another stream's use of a block (recordStream). Raises ValueError for a block that is not in use."""
         if block is None:
             return
         if self.active.get(block.ptr) is not block:
@@ -171,14 +163,14 @@ class Allocator:
         pool.add(block)
 
     def _process_events(self) -> None:
-        """process_events: no other stream uses what is pending any more."""
+        """process_events: no other stream uses pending blocks any more."""
         for block in self._pending:
             block.other_streams = ()
             self._free(block)
         self._pending.clear()
 
     def empty_cache(self) -> None:
-        """Give back every segment that is free as a whole, and every free mapped page (release_cached_blocks).
+        """Release every wholly free segment, and every free mapped page (release_cached_blocks).
 
         Of all streams, after waiting for them (synchronize_and_free_events); not of graphs' pools.
         """
@@ -193,15 +185,12 @@ class Allocator:
                     self._release(block)
 
     def reset_peak(self) -> None:
-        """Count peaks from what is there now (torch.cuda.reset_peak_memory_stats)."""
         self.peak_allocated_bytes, self.peak_reserved_bytes = self.allocated_bytes, self.reserved_bytes
         self.peak_requested_bytes, self._active_at_reset_bytes = self.requested_bytes, self.active_bytes
 
-    # -- what there is -------------------------------------------------------------------------------------
-
     @property
     def active_bytes(self) -> int:
-        """What is allocated, and what was freed while other streams may still use it."""
+        """Return allocated bytes, and freed ones that other streams may still use."""
         return self.allocated_bytes + sum(block.size for block in self._pending)
 
     def memory_stats(self) -> dict[str, int]:
@@ -220,7 +209,7 @@ class Allocator:
         return stats
 
     def live_segments(self) -> list[list[Block]]:
-        """Return blocks by address, one list a segment; of an expandable one for each mapped range (snapshot)."""
+        """Return blocks by address, one list per segment; of an expandable one per mapped range (snapshot)."""
         blocks = [*self.small.blocks.values(), *self.large.blocks.values(), *self.active.values(), *self._pending]
         heads = [block for block in blocks if block.prev is None or not block.prev.mapped]
         found = []
@@ -231,8 +220,6 @@ class Allocator:
                 block = block.next
             found.append(segment)
         return found
-
-    # -- sizes ---------------------------------------------------------------------------------------------
 
     def round(self, nbytes: int) -> int:
         """round_size: up to 512 bytes, or with roundup_power2_divisions to a part of the power of two below."""
@@ -245,7 +232,7 @@ class Allocator:
         return -(-nbytes // step) * step
 
     def segment_bytes(self, size: int) -> int:
-        """get_allocation_size: what is asked of the driver for a block of this size."""
+        """get_allocation_size: the driver's allocation for a block of this size."""
         if size <= SMALL_BYTES:
             return SMALL_SEGMENT_BYTES
         if size < MIN_LARGE_ALLOC_BYTES:
@@ -257,8 +244,6 @@ class Allocator:
         if block.pool.small or self._expandable is not None:
             return rest >= MIN_BLOCK_BYTES
         return size < self.settings.max_split_bytes and rest > SMALL_BYTES
-
-    # -- finding and making --------------------------------------------------------------------------------
 
     def _find(self, pool: Pool, size: int, stream: int) -> Block | None:
         """get_free_block: the stream's smallest free block that is large enough, the lowest address among equals."""
@@ -277,7 +262,7 @@ class Allocator:
         return block
 
     def _obtain(self, pool: Pool, size: int, stream: int, nbytes: int) -> Block:
-        """malloc() where no free block was found: a new segment, if need be after giving back what is cached."""
+        """malloc() where no free block was found: a new segment, if need be after releasing the cache."""
         if self.collects:
             self._collect_garbage()
         if self.settings.throw_on_cudamalloc_oom and self._passes_cap(self.segment_bytes(size)):
@@ -327,7 +312,7 @@ class Allocator:
         return self._addresses.new(nbytes)
 
     def reserve(self, nbytes: int) -> bool:
-        """Count bytes that the driver gives (cudaMalloc, cuMemCreate); False where it has no more."""
+        """Count bytes from the driver (cudaMalloc, cuMemCreate); False where it has no more."""
         if self.physical and self.limit_bytes is not None and not self._granted(nbytes, self.limit_bytes):
             return False
         self.reserved_bytes += nbytes
@@ -336,10 +321,8 @@ class Allocator:
             self.peak_reserved_bytes = self.reserved_bytes
         return True
 
-    # -- merging and releasing -----------------------------------------------------------------------------
-
     def merge(self, block: Block, other: Block | None) -> None:
-        """try_merge_blocks: a free neighbour that is mapped as the block is becomes part of it."""
+        """try_merge_blocks: join a free neighbour with the same mapping."""
         if other is None or other.used or other.mapped != block.mapped:
             return
         if other.mapped:

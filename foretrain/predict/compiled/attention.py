@@ -78,7 +78,6 @@ def by_rows(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _math(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> Tensor:
-    """Scale q and k, multiply, softmax, drop, multiply by v; in fp32."""
     low, T = q.dtype, q.shape[2]
     q, k, v = (to(x, float32) for x in (q, k, v))
     scores = _bmm(mul(q, 0.5), mul(views.transpose(k, 2, 3), 0.5), low)
@@ -88,7 +87,7 @@ def _math(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> Tensor:
 
 
 def _bmm(x: Tensor, y: Tensor, low: DType) -> Tensor:
-    """Return x·y of each head, whose matrices lie one after another. Backward is in half precision under autocast."""
+    """Return x·y of each head, whose matrices are contiguous. Backward is in half precision under autocast."""
     x, y = _laid_out(x), _laid_out(y)
     out = emit("bmm", EXTERN, (x, y), (*x.shape[:-1], y.shape[-1]), x.dtype)
     if wants(x, y):

@@ -1,6 +1,6 @@
 """The graph of a training step as AOTAutograd sees it: forward and backward pass, in small operations. No torch.
 
-A model's code runs on `Traced` tensors, which stand for a node of the graph. What is equal is one node, as after
+A model's code runs on `Traced` tensors, each a node of the graph. Equal ones are one node, as after
 torch/_functorch/compile_utils.py, fx_graph_cse.
 """
 
@@ -11,8 +11,8 @@ from foretrain.predict.abstract import tensors as m
 from foretrain.predict.abstract.autograd import Parameter
 from foretrain.predict.abstract.tensors import DType, Tensor, contiguous_strides, elements
 
-# What a node is: given from outside, a gradient that comes in, one element at a time, a sum or the like, the same
-# memory seen otherwise, a place among several results, random numbers, or a kernel that is not written by Inductor.
+# Kinds of nodes: an input, an incoming gradient, elementwise, a reduction, a view, one of several results, random
+# numbers, a library's kernel, or a gather.
 INPUT, TANGENT, POINTWISE, REDUCTION, VIEW, ITEM, RANDOM, EXTERN, GATHER = range(9)
 # torch/_functorch/partitioners.py, get_default_op_list: these are recomputed, and fused with each other.
 PIECE = "piece"  # the name of what a split gives
@@ -21,7 +21,7 @@ FUSIBLE = RECOMPUTABLE | {RANDOM}
 
 
 class Node:
-    """One operation. `shapes`: of its results, one unless it is given apart by ITEM nodes."""
+    """One operation. `shapes`: of its results; several have ITEM nodes."""
 
     __slots__ = (
         "component", "constants", "dtype", "index", "inputs", "item", "kind", "layer", "moment", "must_save", "name",
@@ -69,7 +69,7 @@ class Graph:
     def add(
         self, name: str, kind: int, inputs: Sequence[Node], shape: Sequence[int], dtype: DType, *detail: Any
     ) -> Node:
-        """Return the node of an operation; one that is there already if it is the same."""
+        """Return the node of an operation, an existing one if it is the same."""
         machine, inputs, shape = compiler(), tuple(inputs), tuple(shape)
         key = (name, kind, inputs, shape, dtype, detail)
         if kind != RANDOM and (known := self._known.get(key)) is not None:
@@ -96,8 +96,6 @@ class Graph:
 
 
 class Traced(Tensor):
-    """A tensor that is a node's result."""
-
     __slots__ = ("value",)
 
     def __init__(self, value: Node, shape: Sequence[int], strides: Sequence[int] | None = None) -> None:
@@ -116,7 +114,7 @@ class Traced(Tensor):
         return Traced(node, shape, strides)
 
     def pieces(self, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
-        """Return stretches of the memory: results of one operation, which are no views to the partition."""
+        """Return results of one operation, which are not views to the partition."""
         whole = compiler().graph.add("split", VIEW, (self.value,), self.shape, self.dtype, *shapes)
         nodes = [compiler().graph.add(PIECE, VIEW, (whole,), s, self.dtype, i) for i, s in enumerate(shapes)]
         return [Traced(node, node.shape, self.strides) for node in nodes]
@@ -140,7 +138,6 @@ class Traced(Tensor):
 
 
 def node_of(x: Tensor) -> Node:
-    """Return the node that a tensor is; a weight or a buffer becomes an input of the graph."""
     return x.value if isinstance(x, Traced) else compiler().given(x)
 
 
@@ -195,7 +192,7 @@ class Compiler(m.Machine):
         return Traced(node, shape)
 
     def workspace(self) -> None:
-        """Written where kernels run (kernels.py)."""
+        """Do nothing: it is written where kernels run (kernels.py)."""
 
     def accumulate(self, parameter: Parameter, gradient: Any) -> None:
         self.gradients.append((parameter, gradient.value))

@@ -15,16 +15,15 @@ from foretrain.predict.compiled.kernels import Half, Kernel, Lives
 from foretrain.predict.compiled.operations import traced
 from foretrain.predict.compiled.partition import Partition
 
-# The order in which Inductor runs kernels: of four orders the one whose estimated peak is lowest. No torch.
-#
-# torch/_inductor/memory.py, reorder_for_peak_memory: the order of the graph; the kernel next that leaves least memory
+# The order in which Inductor runs kernels: of four orders the one whose estimated peak is lowest
+# (torch/_inductor/memory.py, reorder_for_peak_memory): the order of the graph; the kernel next that leaves least memory
 # ("LPMF"); that whose inputs are oldest ("BFS"); and depth first from small kernels on ("DFS").
 
-MUTATED = "index_put"  # written into what is there: a new name, and no memory
+MUTATED = "index_put"  # written in place: a new name, and no memory
 
 
 class Plan:
-    """Kernels by number, with what they read, make and free. `given`: inputs that end when nobody reads them."""
+    """Kernels by number, with what they read, make and free. `given`: inputs that end with their last reader."""
 
     def __init__(self, kernels: Sequence[Kernel], given: set[Node], wanted: set[Node]) -> None:
         self.kernels = kernels
@@ -50,7 +49,7 @@ class Plan:
                 self.after[j].append(i)
 
     def _names(self, kernels: Sequence[Kernel]) -> dict[Node, Node]:
-        """Return what was changed in place, by what it is called after it."""
+        """Return tensors changed in place, by their later names."""
         return {
             kernel.first: next(node for node in kernel.reads if node.name == "full")
             for kernel in kernels if kernel.first.name == MUTATED
@@ -143,7 +142,7 @@ class Plan:
 
 
 def arrange(half: Half, given: set[Node]) -> None:
-    """Put the kernels of a graph into the order in which they run. `given`: inputs that end with their last use."""
+    """Order the kernels of a graph as they run. `given`: inputs that end with their last use."""
     kernels = half.kernels
     plan = Plan(kernels, given, half.wanted)
     orders = [list(range(len(kernels))), plan.least_memory(), plan.oldest_inputs(), plan.small_first()]
@@ -155,7 +154,7 @@ def arrange(half: Half, given: set[Node]) -> None:
 
 @dataclass
 class Graphs:
-    """A traced micro-batch: its two halves, what goes between them, and what comes out."""
+    """A traced micro-batch: its two halves, what passes between them, and its results."""
 
     forward: Half
     backward: Half | None
@@ -212,8 +211,8 @@ def before(wanted: Sequence[Node], stop: set[Node]) -> set[Node]:
 def recorded(
     machine: Compiler, symbols: dict[str, int], model: Any, forward: Callable[[Any, Any, Any], tuple[Any, Any]]
 ) -> Recorder:
-    """Record forward and backward pass in training. forward(model, token ids, labels) gives the loss and the logits;
-    the caller lets go of the logits before backward.
+    """Record forward and backward pass in training. forward(model, token ids, labels) returns the loss and the logits;
+    the caller releases the logits before backward.
     """
     t = machine.t = Recorder(symbols)
     machine.grad = True
@@ -250,13 +249,13 @@ def _graphs(machine: Compiler, model: Any, forward: Callable[[Any, Any, Any], tu
 def backward(
     lives: Lives, graphs: Graphs, component: str = "gradients", stays: frozenset[Node] = frozenset()
 ) -> list[Node]:
-    """Return the gradients: all are there when the graph ends, and nothing else but what `stays`. `component`: what
-    they count as.
+    """Return the gradients: all are there when the graph ends, and nothing else but what `stays`. `component`:
+    theirs.
     """
     lives.t.moment = "backward.loss"
     for tangent in graphs.tangents:
         if tangent.shape and tangent not in lives.alive:  # of what is returned besides the loss: zeros of the runtime's
-            lives.birth(tangent, "logits")
+            lives.allocate(tangent, "logits")
     gradients = list(dict.fromkeys(node.base for node in graphs.gradients))
     held = {*gradients, *stays}
     assert graphs.backward is not None
@@ -267,7 +266,7 @@ def backward(
 
 
 def with_tangent(machine: Compiler, root: Traced, logits: Traced) -> Traced:
-    """Return the loss with what is returned besides it, whose gradient comes from outside."""
+    """Return the loss with the other results, whose gradient comes from outside."""
     both = Traced(root.value, root.shape)
     tangent = machine.input(logits.shape, logits.dtype, TANGENT)
     autograd.record(both, lambda saved, grad: (grad, tangent), (root, logits))

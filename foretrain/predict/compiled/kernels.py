@@ -1,9 +1,9 @@
 """The kernels of one half of a compiled step, and what is alive between them: Inductor's fusion, estimated. No torch.
 
-What is computed an element at a time is not kept but computed where it is read, unless a library's kernel reads it, the
-graph returns it, or too much would be read or recomputed (torch/_inductor/graph.py, run_node; config.realize_*). What
-is kept is fused with what it is made from or shares its inputs with, where no library's kernel stands between
-(torch/_inductor/scheduler.py). A result takes the place of an input of its size that nobody reads after it.
+Elementwise values are computed where they are read, unless a library's kernel reads them, the graph returns them, or
+too much would be read or recomputed (torch/_inductor/graph.py, run_node; config.realize_*). Stored values are fused
+with their inputs or with kernels that share these, where no library's kernel is between (torch/_inductor/scheduler.py).
+A result takes the place of an input of its size that nobody reads later.
 """
 
 from collections import defaultdict
@@ -26,17 +26,17 @@ from foretrain.predict.compiled.graph import (
     Node,
 )
 
-# Of a sum over so few columns Inductor tries several ways to run it (triton_heuristics.py, persistent_reduction: of one
-# over 256 and more, rounded up to a power of two, it takes the first).
+# Of a sum over so few columns Inductor tries several configs (triton_heuristics.py, persistent_reduction: of one over
+# 256 and more, rounded up to a power of two, it takes the first).
 FEW_COLUMNS = 128
-READS_TWICE = 4  # what reads more and has several users is kept
-READS = 8  # what reads more is kept
-OPERATIONS = 30  # what takes more is kept: loads, constants and what is computed (ops_handler.py, OpCounterCSE)
+READS_TWICE = 4  # with more reads and several users it is stored
+READS = 8  # with more reads it is stored
+OPERATIONS = 30  # with more it is stored: loads, constants and operations (ops_handler.py, OpCounterCSE)
 FAR = 64  # kernels that lie farther apart are not fused (scheduler.py, are_long_distant_nodes)
 
 
 class Kernel:
-    """What runs at once. `writes`: what others read of it."""
+    """A fused kernel. `writes`: its results that others read."""
 
     __slots__ = ("extern", "first", "members", "own", "reads", "writes")
 
@@ -52,13 +52,13 @@ class Kernel:
 
     @property
     def key(self) -> Any:
-        """Kernels with the same key are one kernel, which is timed once."""
+        """Return what identifies it: equal kernels are timed once."""
         own = tuple((node.name, node.dtype.name, node.shape) for node in self.members)
         return own, tuple(sorted((int(node.dtype.itemsize), *map(int, node.shape)) for node in self.reads))
 
     @property
     def ways(self) -> int:
-        """In how many ways Inductor tries to run it (triton_heuristics.py, pointwise and persistent_reduction)."""
+        """Return how many configs Inductor tries (triton_heuristics.py, pointwise and persistent_reduction)."""
         if self.first.name == "index_put":  # one kernel with the sum before it, if any
             return 2 if int(self.first.shape[-1]) <= FEW_COLUMNS else 1
         if self.extern:
@@ -100,8 +100,7 @@ class Half:
         return self._runs_alone(node) or (node.kind == ITEM and node.inputs[0].kind == EXTERN)
 
     def _runs_alone(self, node: Node) -> bool:
-        """Return True if the node runs as a library call and cannot be fused."""
-        return node.kind == EXTERN or node in self.products
+        return node.kind == EXTERN or node in self.matmuls
 
     def _adds_to(self, node: Node) -> Node | None:
         """Return the matmul that a returned sum is one kernel with (torch/_inductor/fx_passes/post_grad.py, addmm)."""
@@ -112,7 +111,7 @@ class Half:
     def _realize(self) -> None:
         self.reads: dict[Node, dict[Node, None]] = {}  # in the order in which they are read
         inside: dict[Node, frozenset[Any]] = {}  # what is done to compute one element
-        self.products: set[Node] = set()  # sums that are one kernel with a matmul
+        self.matmuls: set[Node] = set()  # sums that are one kernel with a matmul
         self.kept: dict[Node, None] = {}
         for node in self.nodes:
             if node.kind == VIEW:
@@ -134,7 +133,7 @@ class Half:
             if product is not None:  # addmm
                 del self.kept[product]
                 self.reads[node] = {each: None for each in found if each is not product} | self.reads[product]
-                self.products.add(node)
+                self.matmuls.add(node)
             if (
                 node.kind in (EXTERN, REDUCTION, ITEM) or node in self.wanted
                 or any(user.kind == EXTERN or self._adds_to(user) for user in users)
@@ -224,12 +223,12 @@ class Half:
         self.groups = [group for i, group in enumerate(self.groups) if i not in gone]
 
     def _distance(self, one: Kernel, other: Kernel) -> int:
-        """Return how many stored nodes lie from the first of one kernel to the last of the other, whichever is more."""
+        """Return the larger distance, in stored nodes, between the first of one kernel and the last of the other."""
         ends = [[self.position[node] for node in (kernel.members[0], kernel.members[-1])] for kernel in (one, other)]
         return max(ends[0][1] - ends[1][0], ends[1][1] - ends[0][0])
 
     def _ancestors(self, by_node: dict[Node, int]) -> list[int]:
-        """Return for each group those that it waits for, one bit each."""
+        """Return each group's dependencies, one bit each."""
         found: dict[int, int] = {}
         for kernel in self._order():
             number, mask = by_node[kernel.first], 0
@@ -240,8 +239,8 @@ class Half:
         return [found[i] for i in range(len(self.groups))]
 
     def replaced(self, node: Node, ended: Sequence[Node], kernel: Kernel) -> Node | None:
-        """Return what a result is written over: the first of its size that is read for it and for what it is made from
-        alone (scheduler.py, decide_inplace_update). What was changed in place is not written over again.
+        """Return what a result overwrites: the first input of its size read only for it and its inputs (scheduler.py,
+        decide_inplace_update). In-place results are not overwritten.
         """
         if node.name == "index_put":
             return next((old for old in ended if old.name == "full"), None)
@@ -256,7 +255,7 @@ class Half:
         for old in self.reads[node]:
             if old.name == "index_put" or (old.nbytes, old.dtype) != (node.nbytes, node.dtype):
                 continue
-            passing = old in kernel.own and old not in kernel.writes  # in memory only so that it can be written over
+            passing = old in kernel.own and old not in kernel.writes  # in memory only to be overwritten
             if (passing or old in ended) and all(each in before for each in kernel.members if old in self.reads[each]):
                 return self.replaced(old, ended, kernel) if passing else old
         return None
@@ -311,17 +310,16 @@ def _elements(node: Node) -> int:
     return _size(node)
 
 
-# What is alive while the kernels of a graph run, written into a recorder. No torch.
-#
-# torch/_inductor/codegen/wrapper.py, AllocateLine and FreeIfNotReusedLine: a result takes the place of an input of its
-# size that nobody reads later, or the memory of any tensor of its size that ended before it, which is then never freed
-# in between, unless that would raise the peak that Inductor estimates.
+# What is alive while a graph's kernels run, written into a recorder. torch/_inductor/codegen/wrapper.py, AllocateLine
+# and FreeIfNotReusedLine: a result takes the place of an input of its size that nobody reads later, or the memory of
+# any tensor of its size that ended before it, which is then never freed in between, unless that would raise the peak
+# that Inductor estimates.
 
 
 @dataclass
 class Line:
-    """One thing that happens while a kernel runs: `made` comes to life, in the memory of `old` if there is one; or
-    `old` ends; or the kernel that changes `changed` is timed.
+    """One event while a kernel runs: `made` is allocated, in the memory of `old` if there is one; or `old` ends; or the
+    kernel that changes `changed` is timed.
     """
 
     kernel: Kernel
@@ -329,11 +327,11 @@ class Line:
     old: Node | None = None
     timed: bool = False
     changed: Sequence[Node] = ()
-    dropped: bool = False  # an end that does not happen, since the memory is used again
+    dropped: bool = False  # an end that does not happen, since the memory is reused
 
 
 class Reuse:
-    """Memory of tensors that have ended, by size. `bytes_at`: Inductor's estimate of what is alive at each kernel."""
+    """Memory of ended tensors, by size. `bytes_at`: Inductor's estimate of what is alive at each kernel."""
 
     def __init__(self, bytes_at: Sequence[int]) -> None:
         self.bytes_at = list(bytes_at)
@@ -366,18 +364,18 @@ class Lives:
         self.layer: int | None = None  # in the place of the nodes' own, where a graph is that of several layers
         self.given_away: frozenset[Node] = frozenset()  # results of the forward pass that backward reads too
 
-    def birth(self, node: Node, component: str) -> None:
+    def allocate(self, node: Node, component: str) -> None:
         shape = node.shape
-        if len(shape) == 4 and getattr(shape[1], "letters", ()) == ("H",):  # heads lie in rows: H·D is C
+        if len(shape) == 4 and getattr(shape[1], "letters", ()) == ("H",):  # heads are in rows: H·D is C
             shape = (shape[0], shape[2], shape[1], shape[3])
-        self.alive[node] = self.t.birth(component, node.dtype.itemsize, shape, ours=node.layer != OUTSIDE)
+        self.alive[node] = self.t.allocate(component, node.dtype.itemsize, shape, ours=node.layer != OUTSIDE)
 
     def free(self, *nodes: Node) -> None:
         for node in nodes:
-            self.t.death(self.alive.pop(node))
+            self.t.free(self.alive.pop(node))
 
     def half(self, half: Half, components: dict[Node, str], held: set[Node], *, thread: str) -> None:
-        """Run a graph. `components`: what its results count as; `held`: what is there after it, whoever reads it."""
+        """Run a graph. `components`: of its results; `held`: what lives on after it."""
         last: Kernel | None = None
         for line in self._lines(half, held):
             kernel = line.kernel
@@ -401,7 +399,7 @@ class Lives:
                 if old is not None:  # the same memory under another name
                     self.free(old)
                 passing = "logits" if node.component == "logits" else "temporaries"
-                self.birth(node, components.get(node, passing))
+                self.allocate(node, components.get(node, passing))
                 if node is kernel.writes[-1]:
                     self._inside(kernel)
 
@@ -415,13 +413,13 @@ class Lives:
         lines: list[Line] = []
         for at, kernel in enumerate(half.kernels):
             first = kernel.first
-            self._note_product(first)
+            self._note_matmul(first)
             dying = []
             for node in sorted(kernel.reads, key=lambda each: each.index):
                 uses[node] -= 1
                 if not uses[node] and node in there and node not in held:
                     dying.append(node)
-            # What comes from outside, or was given away by the forward pass, is not written over ("donated buffers",
+            # Tensors from outside, or passed on by the forward pass, are not overwritten ("donated buffers",
             # torch/_functorch/_aot_autograd/graph_compile.py).
             over = [node for node in dying if node.kind != TANGENT and node not in self.given_away]
             changed: list[Node] = []
@@ -445,21 +443,20 @@ class Lives:
                     reuse.end(node, at, lines[-1])
         return lines
 
-    def _note_product(self, first: Node) -> None:
+    def _note_matmul(self, first: Node) -> None:
         if first.name in ("mm", "bmm"):
             *batch, n = first.inputs[1].shape
             *_, m, k = first.inputs[0].shape
-            self.t.products.append(((m, k, n, *batch[:-1]), first.inputs[0].dtype.itemsize))
+            self.t.matmuls.append(((m, k, n, *batch[:-1]), first.inputs[0].dtype.itemsize))
 
     def _inside(self, kernel: Kernel) -> None:
         letter = {"attention": "split", "attention_backward": "flash"}.get(kernel.first.name)
         if letter and self.t.symbols.get(letter):
-            self.t.death(self.t.birth("workspace", 1, (), (1, letter)))
+            self.t.free(self.t.allocate("workspace", 1, (), (1, letter)))
 
     def _workspace(self, thread: str) -> None:
-        """cuBLAS keeps one workspace for each thread."""
         if self.machine.cuda and thread not in self.machine.workspaces:
-            serial = self.t.birth("workspace", 1, (), (1, "cuBLAS"), ours=False)
+            serial = self.t.allocate("workspace", 1, (), (1, "cuBLAS"), ours=False)
             self.machine.workspaces[thread] = Storage(self.t, serial)
 
 

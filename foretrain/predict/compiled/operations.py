@@ -1,7 +1,7 @@
-"""torch's functions as AOTAutograd sees them: each decomposed into small operations, forward and backward. No torch.
+"""torch's functions as AOTAutograd decomposes them into small operations, forward and backward. No torch.
 
-torch/_inductor/decomposition.py and torch/_decomp/decompositions.py, which are lowered here to what the partitioner and
-the scheduler ask about: what is computed an element at a time, what is a sum, what is a kernel of a library.
+torch/_inductor/decomposition.py and torch/_decomp/decompositions.py, lowered to what the partitioner and the scheduler
+ask about: what is elementwise, a sum, or a library's kernel.
 """
 
 from collections.abc import Sequence
@@ -32,9 +32,6 @@ def convert(x: Tensor, dtype: DType) -> Tensor:
 
 def traced(x: Tensor) -> Traced:
     return x if isinstance(x, Traced) else Traced(node_of(x), x.shape, x.strides)
-
-
-# -- one element at a time ---------------------------------------------------------------------------------
 
 
 def _result(name: str, x: Tensor, y: Any) -> Traced:
@@ -101,7 +98,6 @@ def to_float(x: Tensor) -> Tensor:
 
 
 def roll(x: Tensor, *by: Any) -> Tensor:
-    """Copy with elements moved: an index that is computed."""
     out = point("roll", x.shape, x.dtype, x, by)
     if wants(x):
         record(out, lambda saved, grad: (point("roll", grad.shape, grad.dtype, grad, by, -1),), (x,))
@@ -169,7 +165,7 @@ def relu(x: Tensor, **_: Any) -> Tensor:
 
 
 def tanh(x: Tensor) -> Tensor:
-    """The slope is computed in fp32 from the result."""
+    """Return tanh; the slope is computed in fp32 from the result."""
     s, f = x.shape, float32
     out = point("tanh", s, x.dtype, x)
     if wants(x):
@@ -199,10 +195,7 @@ def pow(x: Tensor, power: float) -> Tensor:
 
 
 def rsqrt(x: Tensor, *_: Any) -> Tensor:
-    """1
-
-    √x; its slope is computed from the result.
-    """
+    """Return 1 / √x; its slope is computed from the result."""
     out = point("rsqrt", x.shape, x.dtype, x)
     if wants(x):
         s, dtype = x.shape, x.dtype
@@ -216,7 +209,6 @@ def rsqrt(x: Tensor, *_: Any) -> Tensor:
 
 
 def pad(x: Tensor, sides: tuple[int, int], **_: Any) -> Tensor:
-    """Add columns to token ids, which nobody differentiates."""
     return point("pad", (*x.shape[:-1], int(x.shape[-1]) + sum(sides)), x.dtype, x, sides)
 
 
@@ -225,7 +217,7 @@ def where(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 def arange(*bounds: Any, dtype: DType = int64, **_: Any) -> Tensor:
-    """Numbers in steps, computed where they are taken."""
+    """Return numbers in steps, computed where they are read."""
     first, end, step = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1)[:3]
     count = end if not first and step == 1 else -(-(end - first) // step)
     return emit("iota", POINTWISE, (), (count,), dtype)
@@ -238,9 +230,6 @@ def zeros(*shape: Any, dtype: DType = float32, **_: Any) -> Tensor:
 
 def zeros_like(x: Tensor, *, dtype: DType | None = None, **_: Any) -> Tensor:
     return emit("full", POINTWISE, (), x.shape, dtype or x.dtype)
-
-
-# -- sums --------------------------------------------------------------------------------------------------
 
 
 def along(x: Tensor, dim: Any = None, keepdim: bool = False, dtype: DType | None = None, **_: Any) -> Tensor:
@@ -260,9 +249,6 @@ def mean(x: Tensor, dim: Any = None, keepdim: bool = False, dtype: DType | None 
         shape, own = x.shape, x.dtype
         record(out, lambda saved, grad: (point("div", shape, own, grad),), (x,))
     return out
-
-
-# -- matmuls -----------------------------------------------------------------------------------------------
 
 
 def autocast(x: Tensor | None) -> Tensor | None:
@@ -338,9 +324,6 @@ def mm(x: Tensor, y: Tensor, *, out: Tensor | None = None, out_dtype: DType | No
     return _matmul(x, y)
 
 
-# -- layers ------------------------------------------------------------------------------------------------
-
-
 def embedding(idx: Tensor, weight: Tensor) -> Tensor:
     """Return rows of the weight; the gradient's rows are added to zeros, in fp32."""
     out = emit("embedding", GATHER, (weight, idx), (*idx.shape, weight.shape[1]), weight.dtype)
@@ -399,10 +382,7 @@ def layer_norm(
 
 
 def rms_norm(x: Tensor, shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
-    """x
-
-    rms(x)·w, in fp32 (_fused_rms_norm).
-    """
+    """x / rms(x)·w, in fp32 (_fused_rms_norm)."""
     s, f, rows = x.shape, float32, (*x.shape[:-1], 1)
     wide = convert(x, f)
     mean = total(point("pow", s, f, wide, 2), rows, "mean")
@@ -480,11 +460,8 @@ def cross_entropy(logits: Tensor, targets: Tensor, **_: Any) -> Tensor:
     return out
 
 
-# -- what model code calls on a tensor ---------------------------------------------------------------------
-
-
 def _in_place(name: str) -> Any:
-    """A change of values is a new node under the old name."""
+    """Return a function that changes values: a new node under the old name."""
 
     def call(x: Any, *others: Any, **_: Any) -> Any:
         x.value = point(name, x.shape, x.dtype, x, *others).value
@@ -512,7 +489,7 @@ for _name, _value in METHODS.items():
 
 
 def _of_machine(name: str) -> Any:
-    """Return a method of weights, which are no nodes before something takes them: that of the machine that runs."""
+    """Return a method of weights, which are not nodes before their first use: that of the machine that runs."""
     eager, own = getattr(Tensor, name), METHODS[name]
     return lambda x, *others, **named: (own if _traces() else eager)(x, *others, **named)
 

@@ -1,7 +1,7 @@
-"""Which tensors a compiled forward pass saves: PyTorch's min-cut between what has to be there and what is recomputed.
+"""The tensors that a compiled forward pass saves: PyTorch's min-cut between available and recomputed ones.
 
-torch/_functorch/partitioners.py, min_cut_rematerialization_partition: a tensor is worth its bytes, more the further it
-is from the backward pass; matmuls, attention, what the backward pass has in memory anyway and small results of sums are
+torch/_functorch/partitioners.py, min_cut_rematerialization_partition: a tensor costs its bytes, more the further it is
+from the backward pass; matmuls, attention, what the backward pass has in memory anyway and small results of sums are
 never recomputed. The cut is the one nearest to the backward pass (networkx.minimum_cut).
 """
 
@@ -21,7 +21,7 @@ def _fusible(a: Node, b: Node) -> bool:
 
 
 class Partition:
-    """The two halves of a joint graph. `saved`: what goes from one to the other, in the order of the graph."""
+    """The two halves of a joint graph. `saved`: what passes between them, in the order of the graph."""
 
     def __init__(self, graph: Graph, outputs: Sequence[Node], gradients: Sequence[Node]) -> None:
         graph.link()
@@ -44,7 +44,7 @@ class Partition:
         return found
 
     def _keep_between_checkpoints(self) -> None:
-        """Keep what one checkpointed function hands to the next (cleanup_recompute_tags)."""
+        """Save what one checkpointed function passes to the next (cleanup_recompute_tags)."""
         for node in self.nodes:
             if node.recompute and any(user.recompute and user.region > node.region for user in node.users):
                 node.recompute, node.must_save = False, True
@@ -56,8 +56,6 @@ class Partition:
             for user in node.users if least else ():
                 least = min(least, self.distance.get(user, FAR) + 1)
             self.distance[node] = least
-
-    # -- what is not recomputed ----------------------------------------------------------------------------
 
     def _materialized_backwards(self, node: Node) -> bool:
         if _is_view(node):
@@ -84,7 +82,7 @@ class Partition:
             self.banned.add(node)
 
     def _ban_used_far_apart(self) -> None:
-        """What is fused with a node after another that is not is not recomputed with it."""
+        """Ban from recomputation with a node what is fused with it after another that is not."""
         for node in self.order:
             users = [user for user in node.users if user in self.forward]
             if not users:
@@ -129,8 +127,6 @@ class Partition:
                     if user in self.forward and _fusible(current, user) and user not in self.banned:
                         heapq.heappush(open_, self.order[user])
 
-    # -- the cut -------------------------------------------------------------------------------------------
-
     def _worth(self, node: Node) -> int:
         if node.kind == INPUT and node.static:
             return 0
@@ -170,12 +166,12 @@ def _one_tensor(node: Node) -> bool:
 
 
 def _is_view(node: Node) -> bool:
-    """As torch has it, to whom what a split gives (operator.getitem) is none."""
+    """Return torch's answer, to which a result of split (operator.getitem) is not a view."""
     return node.kind == VIEW and node.name != PIECE
 
 
 def _live(graph: Graph, wanted: Sequence[Node]) -> list[Node]:
-    """Return the nodes that something wanted needs, in order; nobody else counts as a user."""
+    """Return the nodes that wanted ones need, in order; only these count as users."""
     alive = _ancestors(wanted)
     for node in alive:
         node.users = [user for user in node.users if user in alive]
@@ -209,7 +205,7 @@ class Network:
         self.room.append(0)
 
     def behind_cut(self, source: int, sink: int) -> set[int]:
-        """Return what still reaches the sink once as much flows as can."""
+        """Return what still reaches the sink at maximal flow."""
         while (level := self._levels(source, sink)) is not None:
             self._block(source, sink, level)
         found, open_ = {sink}, [sink]

@@ -1,7 +1,7 @@
-"""A function that is compiled by itself and called by eager code: its two graphs run as one step of the eager pass.
+"""A separately compiled function called by eager code: its two graphs run as one step of the eager pass.
 
-torch/_functorch/_aot_autograd: the backward graph gets what the forward one saved in a list that it empties as it runs,
-and all gradients are there when it ends. What the eager caller has given is held by the caller.
+torch/_functorch/_aot_autograd: the backward graph gets the saved tensors in a list that it empties as it runs, and all
+gradients are there when it ends. The eager caller holds its arguments.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ from foretrain.predict.compiled.step import LOADER, CompiledProgram
 
 
 class _Lives(Lives):
-    """Lives of a graph beside eager tensors, whose storages end as their last holder lets go."""
+    """Lives of a graph beside eager tensors, whose storages end with their last holder."""
 
     def __init__(self, t: Recorder, machine: Compiler, layer: int) -> None:
         super().__init__(t, machine)
@@ -39,7 +39,7 @@ class _Lives(Lives):
         for node in nodes:
             serial = self.alive.pop(node)
             if self.storages.pop(serial, None) is None:
-                self.t.death(serial)
+                self.t.free(serial)
 
     def give(self, node: Node) -> Tensor:
         serial = self.alive[node.base]
@@ -57,7 +57,7 @@ class _Traced:
 
 
 class Function:
-    """`call` of a model that a machine of `make` can trace, with weights of its own, compiled once for all who call it.
+    """`call` of a model that a machine of `make` can trace, with weights of its own, compiled once for all callers.
     `seen`: kernels that have run.
     """
 

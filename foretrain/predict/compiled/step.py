@@ -18,13 +18,10 @@ from foretrain.predict.compiled.timing import Walk, first_walk
 from foretrain.predict.spec import Variant
 from foretrain.predict.timeline import Tensor, Timeline
 
-# A head whose loss is chunked, by foretrain (model/loss.py) or by Inductor (its auto_chunker). No torch.
-#
-# The gradients of what it reads and of its weight are made in the forward pass.
-#
-# n is the number of tokens of a chunk. foretrain's loop is plain Python also where the model is compiled; what is done
-# to a chunk's logits is then one fused kernel without copies. Inductor makes eight chunks, m tokens each, in the graph
-# (torch/_inductor/fx_passes/auto_chunker).
+# A head whose loss is chunked, by foretrain (model/loss.py) or by Inductor (its auto_chunker), with gradients made in
+# the forward pass. n is the number of tokens of a chunk. foretrain's loop is plain Python also where the model is
+# compiled; a chunk's logits are then processed by one fused kernel without copies. Inductor makes eight chunks, m
+# tokens each, in the graph (torch/_inductor/fx_passes/auto_chunker).
 
 LEAST_LOGITS_BYTES, LEAST_RATIO = 1 << 20, 2  # of logits to what they are made from; model/step.py sets the ratio
 CHUNKS = 8
@@ -43,15 +40,15 @@ class _Tensors:
         self.t = t
 
     def make(self, component: str, *size: int | str) -> int:
-        return self.t.birth(component, 1, (), size, ours=False)
+        return self.t.allocate(component, 1, (), size, ours=False)
 
     def free(self, *serials: int) -> None:
         for serial in serials:
-            self.t.death(serial)
+            self.t.free(serial)
 
 
 def chunked_loss_pass(t: Recorder, v: Variant, *, saving: bool) -> list[int]:
-    """Write the loop. Returns what waits for backward: the gradients of what the head reads and of its weight."""
+    """Write the loop. Return what is saved for backward: the gradients of the head's input and weight."""
     tensors, low = _Tensors(t), 2 if v.half else 4
     make, free = tensors.make, tensors.free
     copy = [make("weight_copies", 2, "V", "C")] if v.casts else []
@@ -60,7 +57,7 @@ def chunked_loss_pass(t: Recorder, v: Variant, *, saving: bool) -> list[int]:
         waiting = [make("activations.head", low, "B", "T", "C"), make("activations.head", 4, "V", "C")]
     logits = make("logits", low, "n", "V")
     if saving:
-        # Where no kernel makes fp32 of half-precision factors, it is a cast (_weight_product in model/loss.py).
+        # Where no kernel makes fp32 of half-precision factors, it is a cast (_weight_gradient in model/loss.py).
         half = [make("activations.head", 2, "V", "C")] if v.half and not v.cuda else []
         free(make("activations.head", 4, "V", "C"), *half)
     free(logits, *copy)
@@ -68,7 +65,7 @@ def chunked_loss_pass(t: Recorder, v: Variant, *, saving: bool) -> list[int]:
 
 
 def auto_chunker_pass(t: Recorder, v: Variant, *, saving: bool) -> list[int]:
-    """As `chunked`, in Inductor's eight chunks: each adds to the weight's gradient in a new tensor."""
+    """Write `chunked` in Inductor's eight chunks: each adds to the weight's gradient in a new tensor."""
     assert saving, "an evaluation is not divided"
     tensors, low = _Tensors(t), 2 if v.half else 4
     make, free = tensors.make, tensors.free
@@ -92,26 +89,26 @@ def auto_chunker_pass(t: Recorder, v: Variant, *, saving: bool) -> list[int]:
 
 def head_gradient_in_half(t: Recorder, head: int) -> int:
     """Cast the gradient of the head's weight to half precision, as autograd gives it to a weight of that dtype."""
-    cast = t.birth("temporaries", 1, (), (2, "V", "C"), ours=False)
-    t.death(head)
+    cast = t.allocate("temporaries", 1, (), (2, "V", "C"), ours=False)
+    t.free(head)
     return cast
 
 
 def add_head(t: Recorder, v: Variant, head: int, tables: Sequence[int], *, wide: bool) -> int:
-    """Return the gradient of the head's weight, to which that of the embedding, if it is the same weight, is added.
-    `wide`: it is fp32 where the weight is half precision.
+    """Return the gradient of the head's weight, with that of a tied embedding added. `wide`: it is fp32 where the
+    weight is half precision.
     """
     if v.chunked:
         for table in tables:
             if v.wide == 2 and wide:
-                t.death(t.birth("temporaries", 4, t.births[table].shape, ours=False))
-            t.death(table)
+                t.free(t.allocate("temporaries", 4, t.allocated[table].shape, ours=False))
+            t.free(table)
         return head
     if not v.half:  # the sum is written over it
-        t.death(head)
-    total = t.birth("gradients", 1, (), (4, "V", "C"), ours=False)
+        t.free(head)
+    total = t.allocate("gradients", 1, (), (4, "V", "C"), ours=False)
     for serial in (*tables, *([head] if v.half else [])):
-        t.death(serial)
+        t.free(serial)
     return total
 
 
@@ -138,8 +135,8 @@ class CompiledProgram(EagerProgram):
         self.timed: set[bool] = set()  # passes whose kernels are chosen
 
     def _shape_of(self, saving: bool) -> Any:
-        """Return all that decides a pass. Sizes do, too: which tensors are saved or recomputed, in which order kernels
-        run, and whose memory a result gets all follow from bytes.
+        """Return all that decides a pass. Sizes do, too: saved tensors, the order of kernels and reuse follow from
+        bytes.
         """
         s, c = self.t.symbols, self.config
         sizes = tuple(s[letter] for letter in (*SIZES, *family_of(c).letters.values()))
@@ -161,7 +158,7 @@ class CompiledProgram(EagerProgram):
         return self.model
 
     def forward(self, saving: bool) -> Any:
-        """Run one micro-batch; the first time, kernels are timed where they can run in several ways."""
+        """Run one micro-batch; the first time, kernels with several configs are timed."""
         cache = self.t.size(1, "L2")
         if saving in self.timed or not cache.nbytes:
             return super().forward(saving)
@@ -209,7 +206,7 @@ class CompiledProgram(EagerProgram):
         kept = None if logits is None else logits.value.base
         lives = Lives(t, machine)
         if saving and self.v.keeps_logits:
-            lives.birth(targets.value.base, "batch")
+            lives.allocate(targets.value.base, "batch")
         waiting = self._forward(lives, graphs, kept, apart=apart)
         t.split = len(t.events)
         if saving:
@@ -218,7 +215,7 @@ class CompiledProgram(EagerProgram):
         return t
 
     def _forward(self, lives: Lives, graphs: Graphs, logits: Node | None, *, apart: bool) -> list[int]:
-        """Run the forward graph, and the loss where it is apart from it. Returns what that one made for backward."""
+        """Run the forward graph, and the loss where it is apart from it. Return what that one made for backward."""
         t = lives.t
         components = {node.base: node.base.component for node in (*graphs.saved, *graphs.outputs)}
         if logits is not None:
@@ -255,17 +252,17 @@ class CompiledProgram(EagerProgram):
         if len(waiting) > 1:
             tables = [lives.alive[node] for node in tied]
             head = add_head(t, self.v, waiting[1], tables, wide=not sends)
-            (t.death if sends else t.take)(head)
+            (t.free if sends else t.take)(head)
             taken = [serial for serial in taken if serial not in tables]
         for serial in taken:
             if sends:
-                t.death(serial)
+                t.free(serial)
             else:
                 t.take(_in_fp32(t, serial) if half else serial)
 
 
 def _in_fp32(t: Recorder, half: int) -> int:
     """Cast a gradient as autograd does (grad_dtype in model/master.py)."""
-    wide = t.birth("gradients", 4, t.births[half].shape, ours=False)
-    t.death(half)
+    wide = t.allocate("gradients", 4, t.allocated[half].shape, ours=False)
+    t.free(half)
     return wide

@@ -1,4 +1,4 @@
-"""What Inductor takes to find out how its kernels are fastest, when they first run. No torch."""
+"""Memory of Inductor's timing of kernels at their first run. No torch."""
 
 import math
 from collections import defaultdict
@@ -9,19 +9,17 @@ from foretrain.predict.abstract.dims import Dim
 from foretrain.predict.abstract.passage import Structure
 from foretrain.predict.timeline import Passage, Tensor, Timeline
 
-# What Inductor takes to find out whether a matmul is faster with padded sides. No torch.
-#
-# Where a side is not a multiple of 4 (fp32) or 8 (half precision), it times both ways on matrices of its own while
-# the step compiles: before a graph runs, for the first time, so beside little else. Both operands, their padded
-# copies, a result, and a buffer as large as the card's cache (torch/_inductor/fx_passes/pad_mm.py, _should_pad;
-# benchmarking.py, benchmark_gpu). It leaves out matmuls that the card's bandwidth bounds; which these are it asks the
-# driver, so here, as in a trace, all are timed.
+# Padding: where a side of a matmul is not a multiple of 4 (fp32) or 8 (half precision), Inductor times both variants on
+# matrices of its own while the step compiles, before a graph first runs, so beside little else. Both operands, their
+# padded copies, a result, and a buffer as large as the card's cache (torch/_inductor/fx_passes/pad_mm.py, _should_pad;
+# benchmarking.py, benchmark_gpu). It leaves out matmuls that the card's bandwidth bounds, by the driver's figures, so
+# here, as in a trace, all are timed.
 
 ALIGNED = {4: 4, 2: 8}  # elements, by their bytes
 
 
-class Product(NamedTuple):
-    """m x k times k x n, so often at once."""
+class Matmul(NamedTuple):
+    """`batch` matmuls of m x k and k x n."""
 
     m: int
     k: int
@@ -29,27 +27,25 @@ class Product(NamedTuple):
     batch: int = 1
 
     @property
-    def backward(self) -> tuple["Product", "Product"]:
+    def backward(self) -> tuple["Matmul", "Matmul"]:
         m, k, n, batch = self
-        return Product(m, n, k, batch), Product(k, m, n, batch)
+        return Matmul(m, n, k, batch), Matmul(k, m, n, batch)
 
 
-def is_unaligned(product: Product, width: int) -> bool:
-    """Return whether a side is not a multiple of what the card's units take at once. `width`: bytes of an element."""
-    return any(side % ALIGNED[width] and side > 1 for side in product[:3])
+def is_unaligned(matmul: Matmul, width: int) -> bool:
+    """Return whether a side is not a multiple of the card's units. `width`: bytes of an element."""
+    return any(side % ALIGNED[width] and side > 1 for side in matmul[:3])
 
 
-def time_padding(t: Timeline, products: Iterable[Product], width: int) -> None:
-    """Write what timing takes into a timeline, once for each matmul with an unaligned side. `width`: bytes of an
-    element.
-    """
-    for product in dict.fromkeys(products):
-        if is_unaligned(product, width):
-            _time(t, product, width)
+def time_padding(t: Timeline, matmuls: Iterable[Matmul], width: int) -> None:
+    """Write the timing into a timeline, once for each matmul with an unaligned side. `width`: bytes of an element."""
+    for matmul in dict.fromkeys(matmuls):
+        if is_unaligned(matmul, width):
+            _time(t, matmul, width)
 
 
-def _time(t: Timeline, product: Product, width: int) -> None:
-    m, k, n, batch = product
+def _time(t: Timeline, matmul: Matmul, width: int) -> None:
+    m, k, n, batch = matmul
     wider_m, wider_k, wider_n = (
         side if side == 1 else -(-side // ALIGNED[width]) * ALIGNED[width] for side in (m, k, n)
     )
@@ -68,11 +64,11 @@ BEFORE = -1  # no event of a passage
 
 
 class Walk:
-    """Writes a pass into a timeline event by event, with what timing its kernels takes.
+    """Writes a pass into a timeline event by event, with the timing of its kernels.
 
-    Each way to run a kernel is timed with a buffer as large as the card's cache, and a copy of each tensor that the
-    kernel changes. A copy for which there is no room below the run's peak goes to the host. The first way's buffer is
-    part of that peak for the second (torch/_inductor/runtime/triton_heuristics.py, copy_args_to_cpu_if_needed).
+    Each config of a kernel is timed with a buffer as large as the card's cache, and a copy of each tensor that the
+    kernel changes. A copy without room below the run's peak goes to the host. The first config's buffer is part of that
+    peak for the second (torch/_inductor/runtime/triton_heuristics.py, copy_args_to_cpu_if_needed).
     """
 
     def __init__(
@@ -133,18 +129,17 @@ class Walk:
 def first_walk(
     t: Timeline, passage: Passage, structure: Structure, there: int, given: Sequence[Tensor] = (), *, cuda: bool
 ) -> Walk:
-    """Return the walk of a pass that runs for the first time, with its forward part done. Matmuls of sizes that are not
-    aligned are timed with padding before; `there`: how many workspaces of cuBLAS there are; `given`: what the pass ends
-    of what was there before.
+    """Return the walk of a pass's first run, with its forward part done. Unaligned matmuls are timed with padding
+    before; `there`: number of cuBLAS's workspaces; `given`: earlier tensors that the pass ends.
     """
     workspace = None
-    products = [(_product(t, sizes), width) for sizes, width in structure.products]
-    if any(is_unaligned(product, width) for product, width in products):
+    matmuls = [(_matmul(t, sizes), width) for sizes, width in structure.matmuls]
+    if any(is_unaligned(matmul, width) for matmul, width in matmuls):
         t.at("compile")
         if not there and cuda:
             workspace, there = t.alloc("workspace", t.size(1, "cuBLAS")), 1
-        for product, width in dict.fromkeys(products):
-            time_padding(t, [product], width)
+        for matmul, width in dict.fromkeys(matmuls):
+            time_padding(t, [matmul], width)
     walk = Walk(t, passage, structure.timed, there, given)
     if workspace is not None:
         walk.alive[BEFORE] = workspace
@@ -152,11 +147,11 @@ def first_walk(
     return walk
 
 
-def _product(t: Timeline, sizes: Sequence[int]) -> Product:
+def _matmul(t: Timeline, sizes: Sequence[int]) -> Matmul:
     def count(size: int) -> int:
         if not isinstance(size, Dim):
             return int(size)
         return int(size.coefficient * math.prod(t.symbols[letter] for letter in size.letters))
 
     m, k, n, *batch = map(count, sizes)
-    return Product(m, k, n, math.prod(batch))
+    return Matmul(m, k, n, math.prod(batch))

@@ -1,10 +1,10 @@
-"""How long NCCL takes for a collective: latency of its steps, and bytes over the bandwidth that the link reaches.
+"""NCCL's time for a collective: latency of its steps, and bytes over the bandwidth that the link reaches.
 
-NCCL weighs its algorithms and protocols by a model and takes the fastest (NVIDIA/nccl src/graph/tuning.cc,
+NCCL ranks its algorithms and protocols by a model and takes the fastest (NVIDIA/nccl src/graph/tuning.cc,
 ncclTopoTuneModel and ncclTopoGetAlgoTime; torch's _inductor/comm_analysis.py has a copy). This is that model in bytes
 and seconds, with bandwidths from hardware/links.toml and one term more: the pipeline has to fill (`_filled`). Latencies
 are NCCL's own. That term was chosen for the rows `fitted` of benchmarks/published_nccl_tests.csv;
-benchmarks/collectives_measured.py shows what all of it is worth on the others.
+benchmarks/collectives_measured.py tests all of it on the others.
 
 Left out: what a collective waits for (other ranks, other kernels), sums made in the network's switches (SHARP), and
 NCCL's table that slows trees with medium sizes.
@@ -38,13 +38,13 @@ POST_US = (1.0, 1.0, 3.0)  # a step inside a node is not shorter than handing a 
 RING_SHARE = (1 / 2, 120 / 128, 1.0)
 TREE_SHARE = (0.92 / 3.8, 0.92 * 7 / 9, 0.92)
 LL_BETWEEN_NODES = 1 / 4  # of what LL reaches in one node: 22.5 of 87.7 GB/s (tuning.cc llMaxBws, Ampere)
-LEAST_SWITCH_RANKS = 3  # two cards have nothing to gain from a sum in the switch
+LEAST_SWITCH_RANKS = 3  # two cards gain nothing from a sum in the switch
 
 
 class Group(Record):
     """Ranks that communicate: one card each. `network` is one NIC, of which a node has `nics_per_node`.
 
-    `worst` takes what the link reached on the worst published machine instead of the usual.
+    `worst`: with the link's rate on the worst published machine instead of the usual.
     """
 
     ranks_per_node: int
@@ -66,8 +66,8 @@ class Group(Record):
 
     @property
     def network_bytes_per_s(self) -> float:
-        """Return bytes a second and direction of a node's NICs together; without a limit where there is one node.
-        Raises ValueError for several nodes without a network.
+        """Return bytes per second and direction of a node's NICs together; unlimited within one node. Raises ValueError
+        for several nodes without a network.
         """
         if self.nodes == 1:
             return math.inf
@@ -77,7 +77,7 @@ class Group(Record):
 
 
 class CollectiveTime(Record):
-    """Seconds of one collective, its bus bandwidth in bytes a second (as nccl-tests counts it), and how it is done."""
+    """Seconds of one collective, its bus bandwidth in bytes per second (as nccl-tests counts it), and its algorithm."""
 
     seconds: float
     bus_bytes_per_s: float
@@ -92,15 +92,9 @@ class _Algorithm(NamedTuple):
 
 
 def bus_factor(collective: Collective, ranks: int) -> float:
-    """Return bus bandwidth over size
+    """Return bus bandwidth over size / time: the share of the size that each rank's link carries.
 
-    time: the share of the size that each rank's link carries.
-
-    All-reduce 2 (n - 1)
-
-    n, all-gather and reduce-scatter (n - 1)
-
-    n, broadcast 1 (nccl-tests doc/PERFORMANCE.md).
+    All-reduce 2 (n - 1) / n, all-gather and reduce-scatter (n - 1) / n, broadcast 1 (nccl-tests doc/PERFORMANCE.md).
     """
     if collective == "broadcast":
         return 1.0 if ranks > 1 else 0.0
@@ -108,7 +102,7 @@ def bus_factor(collective: Collective, ranks: int) -> float:
 
 
 def collective_time(collective: Collective, size_bytes: float, group: Group) -> CollectiveTime:
-    """Return the fastest of NCCL's ways for `size_bytes`: of an all-gather the whole output, of a reduce-scatter the
+    """Return NCCL's fastest algorithm for `size_bytes`: of an all-gather the whole output, of a reduce-scatter the
     input.
 
     One rank takes no time. Raises ValueError for several nodes without a network.
@@ -140,18 +134,14 @@ def _filled(latency_us: float, carried_s: float, step_us: float) -> float:
     """Return seconds: latency + the bytes at full rate + 2 root(a x the bytes at full rate), a = the longest step's
     latency.
 
-    k pieces over p stages take (k + p - 1) (a + T
-
-    k), T at full rate; with the best k, and a for (p - 1) a, that is T + 2 root(a T) and the latency. It is why rates
-    go on rising to gigabytes.
+    k pieces over p stages take (k + p - 1) (a + T / k), T at full rate; with the best k, and a for (p - 1) a, that is T
+    + 2 root(a T) and the latency. So rates rise up to gigabytes.
     """
     return latency_us * 1e-6 + carried_s + 2 * math.sqrt(step_us * 1e-6 * carried_s)
 
 
 def _ring(collective: Collective, size_bytes: float, group: Group, protocol: int) -> _Algorithm:
-    """Steps x latency + bus_factor x size
-
-    bandwidth; the slower of link and network carries each byte.
+    """Steps x latency + bus_factor x size / bandwidth; the slower of link and network carries each byte.
 
     2 (n - 1) steps of an all-reduce, n - 1 of the others, of which 2 (N - 1) or N - 1 cross between N nodes.
     """
@@ -186,7 +176,6 @@ def _tree(size_bytes: float, group: Group, protocol: int) -> _Algorithm:
 
 
 def _switch(size_bytes: float, group: Group) -> _Algorithm:
-    """A sum in the NVLink switch (NVLS), and between nodes a tree above it (NVLSTree)."""
     rate = (group.link.switch_bytes_per_s or 0) * (group.inside_bytes_per_s / group.link.bytes_per_s)
     inside = bus_factor("all_reduce", group.ranks) * size_bytes / rate
     if group.nodes == 1:

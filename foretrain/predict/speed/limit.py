@@ -1,10 +1,9 @@
-"""The limit of a step: each operation at the best that this device was measured to do, and none waiting for another.
+"""The limit of a step: each operation at this device's measured best, without waits.
 
-A roofline (Williams, Waterman and Patterson 2009) of measured peaks instead of a data sheet's: an operation takes the
-longer of its FLOPs at the peak of its dtype and its bytes at the bandwidth for their number. The operations are those
-of a compiled step with fused attention, which move the fewest bytes, whatever way a run has taken: the limit depends on
-the model, the dtype and the machine. FLOPs are the causal ones; what a config recomputes counts. Launching, Python and
-fresh pages are no part of it.
+A roofline (Williams, Waterman and Patterson 2009) of measured peaks: an operation takes the longer of its FLOPs at the
+peak of its dtype and its bytes at the bandwidth for their number. The operations are those of a compiled step with
+fused attention, which move the fewest bytes: the limit depends on the model, the dtype and the machine, not on the
+run's mode. FLOPs are the causal ones; what a config recomputes counts. Launching, Python and fresh pages are left out.
 """
 
 import math
@@ -40,7 +39,7 @@ class RooflinePoint(Record):
 
 
 class Roofline(Record):
-    """The card's roof, and what stands under it, longest first. `other_share`: of operations that count no FLOPs."""
+    """The card's roof, and the kernels under it, longest first. `other_share`: of operations without FLOPs."""
 
     peak_flop_per_s: float
     bandwidth_bytes_per_s: float
@@ -50,12 +49,12 @@ class Roofline(Record):
 
     @property
     def ridge_flops_per_byte(self) -> float:
-        """The intensity from which on the peak is the roof."""
+        """Return the intensity from which on the peak is the roof."""
         return self.peak_flop_per_s / self.bandwidth_bytes_per_s
 
 
 def roofline(spec: StepSpec) -> Roofline | None:
-    """Return the step's operations under the roof; None where the card's peak or bandwidth is not known."""
+    """Return the step's operations under the roof; None where the card's peak or bandwidth is unknown."""
     way, gpu = micro_batch_run(spec), spec.gpu
     rates, bandwidth = known_rates(way), gpu.bandwidth_bytes_per_s
     peak = gpu.matmul_peak_flop_per_s(spec.matmul, spec.dtype) or gpu.peak_flop_per_s(spec.dtype)
@@ -98,7 +97,7 @@ class Bottleneck(Record):
 
 
 def bottleneck(spec: StepSpec) -> Bottleneck | None:
-    """Return what a step's time mostly goes to; None where the device's peak or bandwidth is not known.
+    """Return where most of a step's time goes; None where the device's peak or bandwidth is unknown.
 
     Arithmetic: operations beyond the roof's ridge. Bandwidth: the others, which only move bytes. Launches: the kernels
     of a micro-batch are done before Python has started the next ones.
@@ -133,7 +132,7 @@ ELSEWHERE = frozenset({"transfer", "host"})  # between card and computer: not me
 
 
 class OperationLimit(Record):
-    """All runs of one operation in a step. `bound`: what its time at the limit is made of."""
+    """All runs of one operation in a step. `bound`: the larger part of its time at the limit."""
 
     group: Group
     name: str
@@ -148,9 +147,7 @@ class OperationLimit(Record):
 
 
 class GroupLimit(Record):
-    """Operations of one group. `kernels_s`: what its kernels take as they were calibrated one by one, in the way that
-    the run takes; None where they were not.
-    """
+    """Operations of one group. `kernels_s`: by its calibrated kernels, in the run's mode; None where uncalibrated."""
 
     group: Group
     total_flops: int
@@ -160,7 +157,7 @@ class GroupLimit(Record):
 
 
 class StepLimit(Record):
-    """The limit of one step in a dtype, and of what it is made; groups in the order of a step."""
+    """The limit of one step in a dtype, and its parts; groups in the order of a step."""
 
     dtype: str
     limit_s: float
@@ -175,7 +172,7 @@ def group_of(op: Operation) -> Group:
 
 
 def peaks_of(calibration: Calibration) -> Peaks:
-    """Return the peaks of a calibration: those that it measured as such, and what its single kernels reached."""
+    """Return a calibration's measured peaks, and the best of its single kernels."""
     products, bandwidths = list[ProductPeak](), list[Bandwidth]()
     for kernel in calibration.kernels:
         if len(kernel.shape) == 1:
@@ -196,7 +193,7 @@ def _product(kernel: KernelTime) -> ProductPeak:
 
 
 def limit_of(spec: StepSpec, peaks: Peaks) -> StepLimit | None:
-    """Return the limit of this step in its dtype; None where no peak was measured of something that it does."""
+    """Return the limit of this step in its dtype; None where some peak was not measured."""
     fused = spec.config.model_copy(update={"attention": "sdpa"})
     way = micro_batch_run(StepSpec.of(fused, spec.gpu, spec.step, dtype=spec.dtype, compiled=True))
     operations = step_operations(way)
@@ -229,7 +226,7 @@ def _limit(operations: Iterable[Operation], peaks: Peaks, dtype: str) -> StepLim
 
 
 def _operation(op: Operation, peaks: Peaks, set_bytes: int) -> OperationLimit:
-    """`set_bytes`: what is moved before anything of it comes again."""
+    """`set_bytes`: moved before anything of it comes again."""
     peak = peaks.flop_per_s(op.dtype, attention=op.kind.startswith("attention")) if op.flops else None
     bandwidth = peaks.bytes_per_s(set_bytes, in_place=op.kind in IN_PLACE)
     assert bandwidth
@@ -243,7 +240,6 @@ def _operation(op: Operation, peaks: Peaks, set_bytes: int) -> OperationLimit:
 
 
 def with_kernels(limit: StepLimit, spec: StepSpec) -> StepLimit:
-    """Add what each group's kernels were calibrated to take in this very step."""
     way = micro_batch_run(spec)
     rates = known_rates(way)
     if not isinstance(rates, MeasuredRates):

@@ -4,7 +4,7 @@ FLOP convention: a multiply-add is two; attention counts the full T x T square f
 times that backward, as torch.utils.flop_counter does, so sums equal FlopCounterMode's. Flash attention really does the
 causal half: `causal_flops`. Only matmuls and attention count FLOPs, as there; all else is bytes. Bytes are those of the
 kernels that PyTorch runs (aten native kernels eager; Inductor's fusions compiled), each tensor read or written once per
-kernel; caches are the rates' business (rates.py). Letters as in config/shape.py.
+kernel; rates.py accounts for caches. Letters as in config/shape.py.
 """
 
 import math
@@ -52,7 +52,7 @@ class Operation(NamedTuple):
     flops: int  # of one
     read_bytes: int  # of one
     written_bytes: int  # of one
-    arithmetic: MatmulMode = "dtype"  # of a product
+    arithmetic: MatmulMode = "dtype"  # of a matmul
 
     @property
     def nbytes(self) -> int:
@@ -60,7 +60,7 @@ class Operation(NamedTuple):
 
     @property
     def causal_flops(self) -> int:
-        """FLOPs that are really computed: flash attention leaves out the half above the diagonal."""
+        """Return FLOPs that are really computed: flash attention leaves out the half above the diagonal."""
         return self.flops // 2 if self.kind.startswith("attention") else self.flops
 
 
@@ -71,7 +71,7 @@ class MicroBatchRun:
     spec: StepSpec
     train: bool = True
     torch: Software = ASSUMED
-    found: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)  # once it was asked for
+    found: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)  # cache of properties
 
     @property
     def config(self) -> RunConfig:
@@ -83,20 +83,18 @@ class MicroBatchRun:
 
     @property
     def attention(self) -> Any:
-        """The kernel of eager attention; nanoGPT writes it out where torch has none, and a CPU where it drops."""
+        """Return the kernel of eager attention; nanoGPT writes it out where torch has none, and a CPU with dropout."""
         if not self.torch.fused_attention:
             return "written"
         return "math" if not self.spec.cuda and self.config.dropout and self.train else "flash"
 
     @property
     def batch(self) -> tuple[int, int]:
-        """(sequences, context) of a micro-batch."""
         c = self.config
         return (c.batch_size, c.block_size) if self.train else (c.eval_batch, c.eval_block)
 
     @property
-    def products_attention(self) -> bool:
-        """Return whether attention is done by batched matmuls (model/attention.py)."""
+    def matmul_attention(self) -> bool:
         return not self.spec.cuda and self.spec.bmm_attention and not (self.train and self.config.dropout)
 
     @property
@@ -109,7 +107,7 @@ class MicroBatchRun:
 
 
 class OperationList:
-    """Collects operations of what no model's code tells: sums of gradients, and the optimizer."""
+    """Collects operations outside the model's code: sums of gradients, and the optimizer."""
 
     def __init__(self, way: MicroBatchRun, part: Part = "optimizer") -> None:
         self.way = way
@@ -118,7 +116,6 @@ class OperationList:
         self.found: list[Operation] = []
 
     def matmul(self, name: str, m: int, n: int, k: int, count: int, dtype: Dtype | None = None) -> None:
-        """Add `count` matmuls of an m x k and a k x n matrix; the sum is read, too."""
         dtype = dtype or self.way.spec.dtype
         low = 4 if dtype == "float32" else 2
         read, written = low * (k * (m + n) + m * n), low * m * n
@@ -127,7 +124,7 @@ class OperationList:
         )  # fmt: skip
 
     def traffic(self, name: str, kind: Kind, elements: int, read: float, written: float, count: int = 1) -> None:
-        """Add a kernel that moves `read` and `written` bytes an element."""
+        """Add a kernel that moves `read` and `written` bytes per element."""
         moved = round(read * elements), round(written * elements)
         self.found.append(Operation(name, kind, self.part, count, (elements,), self.way.spec.dtype, 0, *moved))
 
@@ -136,7 +133,7 @@ def flops(operations: list[Operation], *, causal: bool = False) -> int:
     return sum(op.runs * (op.causal_flops if causal else op.flops) for op in operations)
 
 
-# What kernels take for themselves is memory, and no bytes that they move.
+# Kernels' own temporaries are memory, but not bytes that they move.
 NOTHING = dict.fromkeys(("kept", "flash", "split", "sums1", "sums2", "sums3", "sums4"), 0)
 
 
@@ -170,15 +167,15 @@ def _fuse(softmax_reads: int, attention: bool) -> Fuse:
 
 
 def _compiled(operations: list[Operation], way: MicroBatchRun, vocabulary: int) -> Iterator[Operation]:
-    """Yield what Inductor does besides. It pads matmuls of the head whose sizes are not multiples of 8: the gradient of
-    the logits is copied, a weight's copy is small, a result is only sliced. nanoGPT's logits are returned, so their
+    """Yield Inductor's additions. It pads matmuls of the head whose sizes are not multiples of 8: the gradient of the
+    logits is copied, a weight's copy is small, a result is only sliced. nanoGPT's logits are returned, so their
     gradient of zeros is written and read.
     """
     for op in operations:
         if not op.flops:
             factor = way.torch.compiled_bytes if way.torch.fuses_attention or op.name != "attention" else 1.0
             read, written = round(op.read_bytes * factor), round(op.written_bytes * factor)
-            if op.kind == "join" and way.spec.cuda:  # a kernel of its own, as quick as those that it fuses
+            if op.kind == "join" and way.spec.cuda:  # a kernel of its own, as fast as those that it fuses
                 op = op._replace(kind="fused")
             if way.spec.step == "nanogpt" and op.kind == "softmax_backward" and op.name == "loss":
                 logits = op.written_bytes
@@ -227,7 +224,7 @@ def _flops(kind: str, shape: tuple[int, ...]) -> int:
 
 
 FUSED_LAUNCHES = 40
-# Of a parameter that is updated in the backward pass; tests/model/test_in_backward.py counts a real step's.
+# Of a parameter updated in the backward pass; tests/model/test_in_backward.py counts a real step's.
 UPDATE_LAUNCHES = 8
 # torch.optim.AdamW by lists of tensors (foreach), each of its nine kernels reading and writing whole tensors: decay,
 # two moments in two kernels each, square root, bias correction, eps, addcdiv.
@@ -236,7 +233,7 @@ FOREACH_BYTES, FOREACH_LAUNCHES = (56.0, 36.0), 9
 
 def accumulation(way: MicroBatchRun) -> list[Operation]:
     """Return what a micro-batch after the first adds: each gradient is added to `.grad`, fp32; on the host beside other
-    work (on_host.py).
+    work.
     """
     ops = OperationList(way, "accumulate")
     for numel, count in [] if way.config.gradient_offload else _tensors(way):

@@ -1,12 +1,11 @@
-"""How long a step takes on several cards: one card's share of the work, and what of the communication it waits for.
+"""The time of a step on several cards: one card's share of the work, and its waits for communication.
 
-Each strategy as PyTorch runs it. DDP sums gradients, fp32 as its weights, in buckets, last gradients first, while the
-last micro-batch's backward pass still runs (torch/nn/parallel/distributed.py: 25 MiB, the first bucket 1 MiB); a step
-waits for what is not done when that pass ends, of which the last bucket always is a part. ZeRO-1 broadcasts the weights
-that each rank has updated on top, after the step. FSDP2 gathers the weights of a block in the matmuls' dtype while the
-block before it runs, and sums gradients in fp32 into shards while the block behind it runs; both are one queue, since
-they are on one communicator (torch/distributed/fsdp/_fully_shard). HSDP does so in each node, and sums the shards
-between nodes beside it.
+Each strategy as PyTorch runs it. DDP sums gradients, fp32 as its weights, in buckets, last gradients first, during the
+last micro-batch's backward pass (torch/nn/parallel/distributed.py: 25 MiB, the first bucket 1 MiB); a step waits for
+what is not done when that pass ends, at least a part of the last bucket. ZeRO-1 also broadcasts each rank's updated
+weights after the step. FSDP2 gathers the weights of a block in the matmuls' dtype during the block before it, and sums
+gradients in fp32 into shards during the block behind it; both are one queue, since they are on one communicator
+(torch/distributed/fsdp/_fully_shard). HSDP does so in each node, and sums the shards between nodes beside it.
 
 Left out: NCCL's kernels take SMs and bandwidth from the matmuls beside them; ranks wait for the slowest.
 """
@@ -27,18 +26,18 @@ from foretrain.predict.speed.rates import Rates, busy_s
 from foretrain.predict.speed.time import Range, StepParts, known_rates, micro_batch_run, step_parts, step_time
 
 SHARD_BYTES = 4  # FSDP sums gradients in fp32
-# Operations around a collective of FSDP2 that cost Python's processor as a launch does: what a dispatcher counted more
-# with it than without, for each block (allocation, copy in, collective, copy out and the views between them).
+# Operations around a collective of FSDP2 with the host's cost of a launch: a dispatcher's extra count for each block
+# (allocation, copy in, collective, copy out and the views between them).
 GATHER_LAUNCHES, REDUCE_LAUNCHES = 11, 9
-# How far collectives can be from what is planned: of the estimated time a low one, and of that on the worst published
-# machine a high one. Through host memory the published runs of RTX 4090 reach 2.2 to 15 GB/s (planned 10, worst 3.8);
-# elsewhere most are within a fifth (benchmarks/collectives_measured.py).
+# Errors of planned collectives: of the estimated time a low one, and of that on the worst published machine a high one.
+# Through host memory the published runs of RTX 4090 reach 2.2 to 15 GB/s (planned 10, worst 3.8); elsewhere most are
+# within a fifth (benchmarks/collectives_measured.py).
 THROUGH_HOST, ELSEWHERE = (0.67, 1.75), (0.8, 1.25)
 
 
 class Communication(Record):
-    """One kind of communication in a step of one rank. `size_bytes`: all calls together, as `collective_time` counts
-    them. `busy_s`: what they take, hidden or not.
+    """One kind of communication in a step of one rank. `size_bytes`: all calls together, as in `collective_time`.
+    `busy_s`: theirs, hidden or not.
     """
 
     what: str
@@ -49,7 +48,7 @@ class Communication(Record):
 
 
 class RankTime(Record):
-    """A step of the whole cluster. `compute_s`: one rank's work alone; `waits_s`: what it waits for others besides."""
+    """A step of the whole cluster. `compute_s`: one rank's work alone; `waits_s`: its waits for others."""
 
     step_s: Range
     compute_s: Range
@@ -64,8 +63,8 @@ class RankTime(Record):
 def groups_of(cluster: Cluster, *, worst: bool = False) -> dict[str, Group]:
     """Return ranks that communicate: `all` of them, those of a `node`, and one of each node (`between`).
 
-    All cards of a node sum their shards between nodes at once over the same NICs, so that group is one rank a node with
-    all its NICs, which carries what they have together.
+    All cards of a node sum their shards between nodes at once over the same NICs, so that group is one rank per node
+    with all its NICs and all their bytes.
     """
     network = {"network": cluster.network, "nics_per_node": cluster.nics_per_node, "nodes": cluster.nodes}
     return {
@@ -108,7 +107,7 @@ class _Weights:
 
 @dataclass(frozen=True)
 class _Pace:
-    """Seconds of one rank's micro-batch: the blocks' passes, and what is outside of them (the head and its loss)."""
+    """Seconds of one rank's micro-batch: the blocks' passes, and the rest (the head and its loss)."""
 
     blocks: int
     forward_root: float = 0.0
@@ -130,7 +129,7 @@ class _Pace:
 
 
 def _pace(way: MicroBatchRun, rates: Rates, micro_batch_s: float) -> _Pace:
-    """Divide the time of a micro-batch as its kernels' work is. A block is what one more of them adds."""
+    """Divide the time of a micro-batch by its kernels' work. One more block adds a block's time."""
 
     def busy(layers: int) -> tuple[float, float]:
         spec = way.spec.but(n_layer=layers)
@@ -169,7 +168,7 @@ def _buckets(weights: _Weights, pace: _Pace, element_bytes: int, most: int) -> I
 def waits_for_sums_s(
     buckets: Iterable[tuple[float, int]], backward_s: float, times: Callable[[Collective, float], float]
 ) -> float:
-    """Return what a step waits for sums when its backward pass ends. `buckets`: (when each is full, its bytes)."""
+    """Return a step's wait for sums when its backward pass ends. `buckets`: (when each is full, its bytes)."""
     queue = _Queue(times)
     for ready, size in buckets:
         queue.send("all_reduce", size, ready)
@@ -177,7 +176,7 @@ def waits_for_sums_s(
 
 
 def scenarios(cluster: Cluster) -> tuple[tuple[dict[str, Group], float], ...]:
-    """Return (groups, times what their collectives usually take): a good link, a usual one, the worst published."""
+    """Return (groups, factor on their collectives' usual time): a good link, a usual one, the worst published."""
     quick, slow = THROUGH_HOST if cluster.link.through_host else ELSEWHERE
     usual, worst = groups_of(cluster), groups_of(cluster, worst=True)
     return (usual, quick), (usual, 1.0), (worst, slow)
@@ -191,7 +190,7 @@ def largest_share(numels: list[int], world: int) -> float:
 
 
 class _Step:
-    """The step of one rank of a strategy in one scenario: communication at `factor` x what `groups` usually take."""
+    """The step of one rank of a strategy in one scenario: communication at `factor` x the usual time of `groups`."""
 
     def __init__(
         self,
@@ -228,7 +227,6 @@ class _Step:
         return last + (micro_batches - 1) * before
 
     def broadcasts_s(self) -> float:
-        """Time ZeRO-1's broadcast of the updated weights, one tensor at a time."""
         return sum(self.times["all"]("broadcast", self.wide * numel) for _, numel in self.weights.tensors)
 
     def _fsdp_s(self, pace: _Pace, *, sums: bool) -> float:
@@ -266,7 +264,6 @@ class _Step:
 
 
 def _share(sharing: Sharing, weights: _Weights) -> float:
-    """Return what of the optimizer's work one rank does."""
     if sharing.way.shards_weights:
         return 1 / (sharing.per_node if sharing.way.replicates else sharing.world)
     return largest_share([n for _, n in weights.tensors], sharing.world) if sharing.strategy == "zero1" else 1.0
@@ -274,7 +271,7 @@ def _share(sharing: Sharing, weights: _Weights) -> float:
 
 def _copies_s(way: MicroBatchRun, rates: Rates, sharing: Sharing, parts: StepParts, weights: _Weights) -> float:
     """Return what sharing adds to a rank's own kernels in a step. DDP divides the gradients in its buckets. FSDP copies
-    what it has gathered to where matmuls read it, and gradients to where they are summed.
+    gathered weights to where matmuls read them, and gradients to where they are summed.
     """
     ops, numel, n = OperationList(way), weights.total, parts.micro_batches
     if not sharing.way.shards_weights:
@@ -286,7 +283,6 @@ def _copies_s(way: MicroBatchRun, rates: Rates, sharing: Sharing, parts: StepPar
 
 
 def _launches(sharing: Sharing, weights: _Weights) -> int:
-    """Return launches of a micro-batch, beside the model's own."""
     if not sharing.way.shards_weights:
         return 0
     a_group = GATHER_LAUNCHES * (2 if sharing.way.reshards else 1) + REDUCE_LAUNCHES * sharing.syncs_each
@@ -334,11 +330,10 @@ def _communication(step: _Step, micro_batches: int) -> tuple[Communication, ...]
 
 
 def rank_time(spec: StepSpec, sharing: Sharing, cluster: Cluster, bucket_bytes: int = BUCKET_BYTES) -> RankTime | None:
-    """Return a step that ranks share. `spec`: one rank's, with its own micro-batches (config/sharing.py).
-    `bucket_bytes`: what DDP's buckets after the first hold, by default PyTorch's. None where nothing is known of the
-    card's speed.
+    """Return a shared step. `spec`: one rank's, with its own micro-batches (config/sharing.py). `bucket_bytes`: of
+    DDP's buckets after the first, by default PyTorch's. None where the card's speed is unknown.
 
-    Low: a fast card and a good link; high: a slow card, and the worst link that was published.
+    Low: a fast card and a good link; high: a slow card, and the worst published link.
     """
     way = micro_batch_run(spec)
     rates, alone = known_rates(way), step_time(spec)
@@ -363,8 +358,8 @@ def _range(times: list[float]) -> Range:
 
 
 def sharings(cluster: Cluster, micro_batches: int) -> list[Sharing]:
-    """Return the ways in which these cards can share a step. HSDP needs several nodes of several cards; FSDP can hold
-    back the sum of gradients till the last of several micro-batches.
+    """Return the ways in which these cards can share a step. HSDP needs several nodes of several cards; FSDP can
+    postpone the sum of gradients to the last of several micro-batches.
     """
     several = cluster.nodes > 1 and cluster.per_node > 1
     return [

@@ -1,12 +1,10 @@
-"""How long an operation takes: from the catalogue's peaks, or from times that `foretrain calibrate` measured here.
+"""The time of an operation: from the catalogue's peaks, or from `foretrain calibrate`'s measurements here.
 
 Catalogue: a roofline for each operation. A matmul takes the longer of its FLOPs at the share of the peak that its shape
 can reach and its bytes at the share of the bandwidth that kernels reach; all else is bytes. Shape: the main loop over k
-has a beginning and an end (k
-
-(k + k0)), tiles at the edges are partly empty, and the last wave of tiles leaves SMs idle. The constants are set by
-published measurements, benchmarks/published_rates.json and those runs of published_logs.json that may be looked at;
-benchmarks/time_against_logs.py shows what they are worth.
+has a beginning and an end (k / (k + k0)), tiles at the edges are partly empty, and the last wave of tiles leaves SMs
+idle. The constants are fitted to published measurements, benchmarks/published_rates.json and those runs of
+published_logs.json that may be looked at; benchmarks/time_against_logs.py tests them.
 
 Calibrated: the measured kernels nearest in shape; time.py corrects their sum by a whole step measured on the device.
 """
@@ -32,25 +30,25 @@ from foretrain.predict.speed.ops import (
 
 # A micro-batch's own: its Python, the batch, hooks, the autograd engine's start (25 to 45 on both machines).
 MICRO_BATCH_LAUNCHES = 40
-# What Python does besides in a micro-batch, in launches of an eager kernel: around a checkpointed block, whose tensors
-# pass hooks three times, and around a block that is compiled by itself, whose guards are checked. Measured on PyTorch's
-# CUDA builds of 2.11 and 2.13 without a card (an EPYC): 79 and 81 for an eager checkpointed block, 75 and 130 for a
-# compiled one with 8 and 29 for the compiled block itself. In a model that is compiled whole there is nothing of it.
+# Python's additional work in a micro-batch, in launches of an eager kernel: around a checkpointed block, whose tensors
+# pass hooks three times, and around a separately compiled block, whose guards are checked. Measured on PyTorch's CUDA
+# builds of 2.11 and 2.13 without a card (an EPYC): 79 and 81 for an eager checkpointed block, 75 and 130 for a compiled
+# one with 8 and 29 for the compiled block itself. A model compiled whole has none.
 CHECKPOINT_LAUNCHES, REGION_LAUNCHES = 80, 20
-# One operation of `launch_time`'s chain, an elementwise product, is cheaper than a step's average kernel: 2.2 times
-# on the EPYC, 1.8 times on the H100's host.
+# One operation of `launch_time`'s chain, an elementwise product, is cheaper than a step's average kernel: 2.2 times on
+# the EPYC, 1.8 times on the H100's host.
 CHAIN_LAUNCHES = 2.0
 NARROW = 128  # calibrated steps of models this narrow are bound by launching on any card
 
 
-# Of a step that is one graph (model/graphed.py): a micro-batch's two tensors are copied to where it reads them;
-# then the rate, the replay, and the copies of what it has found.
+# Of a step that is one graph (model/graphed.py): copies of a micro-batch's two tensors; then the rate, the replay, and
+# the copies of its results.
 COPIES, REPLAY = 2, 8
 GAP_S = 1.5e-6  # between a graph's kernels: 1.8 us in 4 x 128 on an H100, with what the host adds
 
 
 class Launches(NamedTuple):
-    """How often the host launches in a micro-batch, in the sum of its gradients, and in the optimizer step."""
+    """Host launches in a micro-batch, in the sum of its gradients, and in the optimizer step."""
 
     micro: int
     sums: int
@@ -77,9 +75,7 @@ def launches_of(way: MicroBatchRun, operations: list[Operation]) -> Launches:
 
 
 def beside_kernels(way: MicroBatchRun) -> int:
-    """Return the launches of an eager kernel that take the host as long as what it does in a micro-batch beside
-    launching.
-    """
+    """Return the host's other work in a micro-batch, in launches of an eager kernel."""
     c, whole = way.config, way.compiled and not way.config.compiles_blocks
     if way.spec.is_one_graph or whole:
         return 0
@@ -88,7 +84,7 @@ def beside_kernels(way: MicroBatchRun) -> int:
 
 
 def host_of(calibration: Calibration, gpu: Gpu) -> Host:
-    """Fit the small steps of a calibration of a card; its chain of matmuls alone where it has none of them."""
+    """Fit the small steps of a card's calibration; its chain of matmuls alone where it has none of them."""
     narrow = [step for step in calibration.steps if _width(step) <= NARROW]
     eager = sorted((_counted(step, gpu) for step in narrow if not step.compiled), key=lambda found: found.launches)
     if not eager:
@@ -107,7 +103,7 @@ def host_of(calibration: Calibration, gpu: Gpu) -> Host:
 
 
 class _Counted(NamedTuple):
-    """A timed step, and what the host launched in it: `eager`: in sums of gradients and the optimizer."""
+    """A timed step, and the host's launches in it: `eager`: in sums of gradients and the optimizer."""
 
     time_s: float
     micro_batches: int
@@ -132,13 +128,10 @@ def _width(step: StepTime) -> float:
     return width if isinstance(width, int) else NARROW + 1
 
 
-# How long an operation takes: from the catalogue's peaks, or from times that `foretrain calibrate` measured here.
-#
-# Catalogue: a roofline for each operation. A product takes the longer of its FLOPs at the share of the peak that its
-# By FLOP per clock and SM. GeForce boards run above the clock of their data sheet, so that large products reach its
-# peak (RTX 3090: 76 of 71 TFLOP/s, 4090: 165 to 173 of 165); the large data-centre chips run into their power limit
-# (A100: 259 to 271 of 312, H100: 762 to 795 of 989).
-PRODUCT_SHARE = {512: 1.06, 1024: 0.80, 2048: 0.80, 4096: 0.72, 8192: 0.68}
+# By FLOP per clock and SM. GeForce boards run above the clock of their data sheet, so that large matmuls reach its peak
+# (RTX 3090: 76 of 71 TFLOP/s, 4090: 165 to 173 of 165); the large data-centre chips run into their power limit (A100:
+# 259 to 271 of 312, H100: 762 to 795 of 989).
+MATMUL_SHARE = {512: 1.06, 1024: 0.80, 2048: 0.80, 4096: 0.72, 8192: 0.68}
 # The faster an SM, the more steps of k it takes until its pipeline is full.
 PIPELINE_K = {512: 16, 1024: 64, 2048: 128, 4096: 128, 8192: 256}
 TILES = {512: (128, 128), 1024: (128, 128)}
@@ -146,17 +139,17 @@ LARGE_TILE = (128, 256)
 ATTENTION_SHARE = {512: 0.60, 1024: 0.40, 2048: 0.36, 4096: 0.25, 8192: 0.20}  # of the peak, on the causal half
 # Of the same on Hopper, where torch 2.11 takes cuDNN's: 288 and 209 TFLOP/s in steps of GPT-2 124M on an H100.
 CUDNN_ATTENTION_SHARE = {"attention": 0.29, "attention_backward": 0.21}
-# Elements of the logits that a clock and an SM get through, forward: exponentials and comparisons take longer than the
-# bytes. Inductor's one pass did 0.67 to 0.76e12 a second on an H100 (three models), eager log_softmax 0.30e12.
+# Elements of the logits per clock and SM, forward: exponentials and comparisons take longer than the bytes. Inductor's
+# one pass did 0.67 to 0.76e12 per second on an H100 (three models), eager log_softmax 0.30e12.
 ONLINE_SOFTMAX_PER_CLOCK, SOFTMAX_PER_CLOCK = 3.0, 1.2
 FLASH1 = 0.5  # of it with the kernel before FlashAttention-2: torch 2.2's release notes, "around 2x"
 # Flash kernels need compute capability 8.0; before it torch takes the memory-efficient ones. One card with both,
 # forward and backward: 15.0 and 45.0 TFLOP/s at 1,024 tokens (Dao-AILab/flash-attention#416).
 MEMORY_EFFICIENT = 0.33
-WEIGHT_GRADIENT_SHARE = 0.95  # of another product's speed: both factors are read against their layout
-UNALIGNED_SHARE = 0.60  # where a dimension is no multiple of 8, tensor cores need other kernels
-# Of the data sheet's: RTX 3090 Ti 860 of 1008 GB/s and A100 1355 of 1555, RTX 4090 918 to 924 of 1008, a card with
-# 1792 GB/s 1565; where nothing is published, the lowest of these.
+WEIGHT_GRADIENT_SHARE = 0.95  # of another matmul's speed: both factors are read against their layout
+UNALIGNED_SHARE = 0.60  # where a dimension is not a multiple of 8, tensor cores need other kernels
+# Of the data sheet's: RTX 3090 Ti 860 of 1008 GB/s and A100 1355 of 1555, RTX 4090 918 to 924 of 1008, a card with 1792
+# GB/s 1565; the lowest of these where nothing is published.
 BANDWIDTH_SHARE = {"Ampere": 0.86, "Ada": 0.91, "Blackwell": 0.87}
 LEAST_BANDWIDTH_SHARE = 0.84
 # One kernel of a training step as Python, autograd and the driver launch it, on an average host: the geometric
@@ -167,32 +160,28 @@ LAUNCH_S = 18e-6
 # 85 us for each kernel of theirs, whatever the card.
 COMPILED_LAUNCH_2_0_S = 76e-6
 CPU_LAUNCH_S = 5e-6
-PYTHON_S = 0.3e-3  # one micro-batch on what is no card: its Python, the batch's copy, the scaler
-CPU_PRODUCT_SHARE = 0.55  # oneDNN and MKL on small matrices, against the nominal peak
+PYTHON_S = 0.3e-3  # one micro-batch without a card: its Python, the batch's copy, the scaler
+CPU_MATMUL_SHARE = 0.55  # oneDNN and MKL on small matrices, against the nominal peak
 CPU_ATTENTION_SHARE = 0.28
 # Assumed, not measured: copies from and to pageable memory over PCIe 4.0 x8 or x16, and AdamW on a desktop's memory.
 PAGEABLE_BYTES_PER_S, HOST_BYTES_PER_S = 6e9, 20e9
-# Chips whose cache has two partitions, each for the SMs beside it, so that what all SMs read stands there twice (NVIDIA
-# A100 whitepaper: a partition caches what the SMs that are connected to it access).
+# Chips whose cache has two partitions, each for the SMs beside it, so that data that all SMs read is there twice
+# (NVIDIA A100 whitepaper: a partition caches what the SMs that are connected to it access).
 TWO_CACHES = ((8, 0), (9, 0))
-# Kernels that read what nobody touched just before: weights, moments and sums of gradients.
+# Kernels that read data not touched just before: weights, moments and sums of gradients.
 COLD = frozenset({"adamw", "accumulate", "clip", "gradient_norm", "fill", "gather", "scatter"})
-# The measured kernel that fused ones of Inductor on a card are like: several tensors read, in whole vectors, which
-# eager additions of two dtypes are not (H100: 2.1 to 2.5 TB/s, this one and fused ones 3.0 to 3.2).
+# Inductor's fused kernels on a card resemble this measured kernel: several tensors read, in whole vectors, which eager
+# additions of two dtypes are not (H100: 2.1 to 2.5 TB/s, this one and fused ones 3.0 to 3.2).
 FUSED_LIKE = "gelu_backward"
 OF_LISTS = frozenset({"adamw", "clip", "gradient_norm"})  # on a card one kernel takes a whole list of tensors
-# How much each dimension tells about a kernel's speed: a product's (m, n, k), attention's (B, H, T, D).
+# Weight of each dimension for a kernel's speed: a matmul's (m, n, k), attention's (B, H, T, D).
 IMPORTANCE = {3: (1.0, 1.0, 1.0), 4: (0.1, 0.1, 1.0, 1.0)}
 
 
 class Rates(Protocol):
-    def time_s(self, op: Operation) -> float:
-        """Return the time of one kernel of the operation, without what it costs to launch it."""
-        ...
+    def time_s(self, op: Operation) -> float: ...
 
-    def launch_s(self, *, compiled: bool) -> float:
-        """Return what launching one kernel costs the processor that Python runs on."""
-        ...
+    def launch_s(self, *, compiled: bool) -> float: ...
 
     @property
     def python_s(self) -> float: ...
@@ -209,8 +198,6 @@ def host_time_s(op: Operation) -> float | None:
 
 
 class CatalogueRates:
-    """Rates from the peaks of `gpus.toml` or of the system's description of the CPU."""
-
     def __init__(self, gpu: Gpu, torch: Software = ASSUMED) -> None:
         assert gpu.bandwidth_bytes_per_s
         self.gpu = gpu
@@ -233,24 +220,24 @@ class CatalogueRates:
         if op.kind.startswith("attention"):
             share = CPU_ATTENTION_SHARE if self.cpu else self.attention_share(op.kind)
         elif op.dtype == "bfloat16" and not self.gpu.supports_bf16:
-            share = 1.0  # its peak is what large products reach
+            share = 1.0  # its peak is that of large matmuls
         else:
-            share = CPU_PRODUCT_SHARE if self.cpu else self.product_share(op)
+            share = CPU_MATMUL_SHARE if self.cpu else self.matmul_share(op)
         return max(bytes_s, op.causal_flops / (peak * share * self.held_clock(op.dtype)))
 
     def held_clock(self, dtype: Dtype) -> float:
-        """Return the clock that the board's power allows, as a share of that at which cards of its kind run matmuls.
+        """Return the clock under the board's power limit, as a share of that at which cards of its kind run matmuls.
 
-        No matmul of a step is taken to be faster than the large ones that others measured on the card. It holds for
+        No matmul of a step is assumed faster than the large ones that others measured on the card. It holds for
         attention and exponentials, too, as power is balanced over much longer than one kernel.
         """
         share = self.gpu.sustained_share(dtype)
-        return min(1.0, share / PRODUCT_SHARE.get(self.rate, 0.7)) if share else 1.0
+        return min(1.0, share / MATMUL_SHARE.get(self.rate, 0.7)) if share else 1.0
 
     def cached_bytes(self, op: Operation) -> float:
-        """Return what a kernel finds in the second-level cache of that which the kernel before it wrote there.
+        """Return the bytes that a kernel finds in the second-level cache from the kernel before.
 
-        Half of the cache holds what is written, half what is read; of more than that the oldest part is gone.
+        Half of the cache holds written data, half read data; of more than that the oldest part is gone.
         """
         if op.kind in COLD or op.flops or not self.gpu.l2_mib:
             return 0.0
@@ -265,7 +252,6 @@ class CatalogueRates:
         return op.shape[0] / clocks_per_s / (SOFTMAX_PER_CLOCK if op.written_bytes else ONLINE_SOFTMAX_PER_CLOCK)
 
     def attention_share(self, kind: str) -> float:
-        """Return the share of the dense peak that torch's attention kernel reaches on the causal half."""
         if self.gpu.architecture == "Hopper" and self.torch.flash2 and kind in CUDNN_ATTENTION_SHARE:
             return CUDNN_ATTENTION_SHARE[kind]
         share = ATTENTION_SHARE.get(self.rate, 0.4)
@@ -273,7 +259,7 @@ class CatalogueRates:
             return share * MEMORY_EFFICIENT
         return share if self.torch.flash2 else share * FLASH1
 
-    def product_share(self, op: Operation) -> float:
+    def matmul_share(self, op: Operation) -> float:
         m, n, k = op.shape
         rate = self.rate
         if op.arithmetic != "dtype":  # as on a card whose tensor cores do that much more a clock
@@ -286,7 +272,7 @@ class CatalogueRates:
         # Half of what whole waves would lose: blocks of two tiles per SM, and k cut where tiles are few.
         idle = (min(math.ceil(waves) / waves, 1 + 1 / waves) - 1) / 2 if waves > 1 else 0.15
         pipeline = PIPELINE_K.get(rate, 64 if rate < 8192 else 256)
-        share = PRODUCT_SHARE.get(rate, 0.7) * k / (k + pipeline) * full / (1 + idle)
+        share = MATMUL_SHARE.get(rate, 0.7) * k / (k + pipeline) * full / (1 + idle)
         if op.kind == "matmul_weight":
             share *= WEIGHT_GRADIENT_SHARE
         return share * (UNALIGNED_SHARE if op.dtype != "float32" and (m % 8 or n % 8 or k % 8) else 1.0)
@@ -353,9 +339,7 @@ def kernel_flops(kernel: KernelTime) -> float:
 
 
 def _by_shape(op: Operation, measured: list[KernelTime]) -> float:
-    """Return FLOP/s of the measured kernels, weighted by how near their shapes are; the nearest ones count by far the
-    most.
-    """
+    """Return FLOP/s of the measured kernels, weighted by the nearness of their shapes, the nearest by far the most."""
     weights = rates = 0.0
     for kernel in measured:
         distance = sum(
@@ -369,7 +353,6 @@ def _by_shape(op: Operation, measured: list[KernelTime]) -> float:
 
 
 def _by_bytes(nbytes: int, measured: list[KernelTime]) -> float:
-    """Log-linear between the sizes below and above; beyond the measured ones in proportion."""
     points = sorted((kernel.shape[0], kernel.time_s) for kernel in measured)
     if nbytes <= points[0][0]:
         return points[0][1] * max(nbytes / points[0][0], 0.05)
@@ -385,8 +368,7 @@ def _by_bytes(nbytes: int, measured: list[KernelTime]) -> float:
 def rates_of(
     gpu: Gpu, dtype: Dtype, matmul: MatmulMode = "dtype", torch: Software = ASSUMED
 ) -> CatalogueRates | MeasuredRates | None:
-    """Return what is known of the device: measured where it was calibrated for this dtype, else the catalogue's, else
-    None.
+    """Return the device's rates: measured where it was calibrated for this dtype, else the catalogue's, else None.
 
     A calibration measures plain matmuls alone, so the other modes are predicted from the catalogue.
     """

@@ -1,8 +1,7 @@
-"""How long a step, an evaluation and the compilation take: the operations of ops.py at the speeds of rates.py.
+"""The time of a step, an evaluation and the compilation: the operations of ops.py at the speeds of rates.py.
 
-Known limits: nothing is known of how the machine's processor compares with others where it was not calibrated
-(launching costs are those of an average one, and the range is wide where a card waits for it), nor of temperature; data
-loading is taken to be hidden behind the step.
+Known limits: an uncalibrated machine's processor is taken as average (the range is wide where a card waits for it),
+temperature is unknown, and data loading is taken to be hidden behind the step.
 """
 
 import math
@@ -43,12 +42,10 @@ from foretrain.predict.speed.rates import (
 )
 from foretrain.predict.tuned_steps import tuned_like
 
-# How long a micro-batch waits for what goes between card and host beside its work (model/host_memory.py). No torch.
-#
-# The input of a checkpointed block leaves the card while its block runs, and comes back while the block after it is
-# recomputed and goes backward, which takes three times as long. Gradients leave during the backward pass, and a
-# thread of the host sums them meanwhile. Of copies and sums that take no longer than what they run beside, nothing is
-# seen.
+# Waits of a micro-batch for copies between card and host (model/host_memory.py). The input of a checkpointed block
+# leaves the card during its block, and comes back during the block after it, whose recomputation and backward pass take
+# three times as long. Gradients leave during the backward pass, and a thread of the host sums them meanwhile. Copies
+# and sums that are no longer than the work beside them cost nothing.
 
 BACKWARD = 3  # a block's recomputation and its backward pass, in forward passes
 
@@ -74,7 +71,7 @@ def waits_s(way: MicroBatchRun, operations: list[Operation], rates: Rates) -> fl
 
 @dataclass(frozen=True)
 class StepParts:
-    """What a step's expected time is made of, in seconds: micro-batches, sums of gradients over them, the optimizer."""
+    """Parts of a step's expected time, in seconds: micro-batches, sums of gradients over them, the optimizer."""
 
     micro_batches: int
     micro_batch_s: float
@@ -90,7 +87,7 @@ class StepParts:
 class StepLoad:
     """Seconds of the device's work and of the host's for a micro-batch, its sum of gradients, and the optimizer.
 
-    `start_s`: of the optimizer's launching, what the device waits for anyway; it counts as the device's.
+    `start_s`: of the optimizer's launching, for which the device always waits; it counts as the device's.
     """
 
     micro_batches: int
@@ -104,7 +101,7 @@ class StepLoad:
     start_s: float
 
     def micro_batch_s(self, work: float = 1.0, host: float = 1.0) -> float:
-        """Return one micro-batch, with a device and a host that take so many times as long."""
+        """Return one micro-batch, with times of device and host multiplied by these factors."""
         work_s, host_s = work * self.work_s, host * self.host_s
         return max(work_s, host_s) if self.behind else work_s + host_s
 
@@ -120,7 +117,7 @@ class StepLoad:
 
 
 def step_load(way: MicroBatchRun, rates: Rates, more_launches: int = 0) -> StepLoad:
-    """Return what device and host do in a step, kernel by kernel; of an evaluation, which has no more, in a
+    """Return the work of device and host in a step, kernel by kernel; of an evaluation, which has no more, in a
     micro-batch.
 
     `more_launches`: eager ones of a micro-batch, beside its own.
@@ -151,27 +148,25 @@ def step_load(way: MicroBatchRun, rates: Rates, more_launches: int = 0) -> StepL
 
 
 def step_parts(way: MicroBatchRun, rates: Rates, more_launches: int = 0) -> StepParts:
-    """Return the parts, before a whole step that was measured corrects them. `more_launches`: of a micro-batch, beside
-    its own.
-    """
+    """Return the parts, before a measured step corrects them. `more_launches`: of a micro-batch, beside its own."""
     return step_load(way, rates, more_launches).parts()
 
 
-# Of the expected time; what the published runs of benchmarks/published_logs.json lie within, but for a few. Half the
-# data-centre and workstation cards are held back by power, which GeForce cards have enough of.
+# Of the expected time; nearly all published runs of benchmarks/published_logs.json are within it. Half the data-centre
+# and workstation cards are limited by power, which GeForce cards have enough of.
 LOW, HIGH = 0.75, 1.55
 GEFORCE_LOW, GEFORCE_HIGH = 0.75, 1.25
-# More of a card whose rate follows from another one's by power: boards that others measured took 0.76 to 1.15 times
-# what the rule gives them (tests/predict/speed/test_sustained.py).
+# For a card whose rate follows from another one's by power: boards that others measured took 0.76 to 1.15 times the
+# rule's time (tests/predict/speed/test_sustained.py).
 DERIVED_LOW, DERIVED_HIGH = 0.76, 1.15
 CPU_LOW, CPU_HIGH = 0.45, 2.5
 # Of a CPU's calibration, and of a card's step that `foretrain tune` timed. A card's calibration alone has the range of
-# the catalogue: on the one card that was measured so, it was no nearer (docs/measured.md).
+# the catalogue: on the one such card it was no nearer (docs/measured.md).
 CALIBRATED_LOW, CALIBRATED_HIGH = 0.88, 1.15
-DISTURBED_LOW, DISTURBED_HIGH = 0.45, 1.5  # other programs slowed the calibration; alone the device is quicker
-# Of the expected time where a card waits for its host, of which the catalogue knows nothing. The quick end is an EPYC
-# with 8 us a launch; an H100's slow host (29 us, 34 to 51 compiled) is inside. nanoGPT#392 is not: 40.4 ms eager and
-# 22.0 compiled for 4 x 128 with one micro-batch are 139 and 90 us, on a machine that is not named.
+DISTURBED_LOW, DISTURBED_HIGH = 0.45, 1.5  # other programs slowed the calibration; alone the device is faster
+# Of the expected time where a card waits for its host, of which the catalogue knows nothing. The fast end is an EPYC
+# with 8 us per launch; an H100's slow host (29 us, 34 to 51 compiled) is inside. nanoGPT#392 is not: 40.4 ms eager and
+# 22.0 compiled for 4 x 128 with one micro-batch are 139 and 90 us, on an unnamed machine.
 HOST_LOW, HOST_HIGH = 0.4, 2.8
 # Of a calibrated one: on the H100's virtual host, steps that waited for it took 0.64 to 1.19 of their middle.
 CALIBRATED_HOST_LOW, CALIBRATED_HOST_HIGH = 0.7, 1.35
@@ -208,8 +203,8 @@ def range_of(expected_s: float, gpu: Gpu, *, as_nanogpt: bool = True) -> Range:
 def range_between(
     time_s: Callable[[float, float], float], gpu: Gpu, *, as_nanogpt: bool = True, any_host: bool = True
 ) -> Range:
-    """Return the range of a time that `time_s` gives for a device and a host that take so many times as long as
-    expected; `any_host`: hosts differ.
+    """Return the range of a time that `time_s` computes for factors on the device's and the host's time; `any_host`:
+    hosts differ.
     """
     if gpu.kind != "cuda" or not any_host:
         return range_of(time_s(1.0, 1.0), gpu, as_nanogpt=as_nanogpt)
@@ -233,7 +228,7 @@ def _range(time_s: Callable[[float, float], float], rates: Rates, way: MicroBatc
         # With torch 2.0 a compiled kernel took about as long on three machines.
         any_host = way.torch.fast_launches or not way.compiled
         return range_between(time_s, way.spec.gpu, as_nanogpt=_as_nanogpt(way), any_host=any_host)
-    # What wavered or drifted when it was measured will again, as a virtual machine's speed does.
+    # What varied during the measurement will vary again, as a virtual machine's speed does.
     unsteady = 1 + min(1.0, max(rates.calibration.unsteadiness, rates.calibration.drift))
     timed = not way.spec.cuda or tuned_like(rates.calibration, way.spec)
     low, high = (CALIBRATED_LOW, CALIBRATED_HIGH) if timed else (LOW, HIGH)
@@ -248,8 +243,8 @@ def _range(time_s: Callable[[float, float], float], rates: Rates, way: MicroBatc
 
 
 def _as_nanogpt(way: MicroBatchRun) -> bool:
-    """Return whether published runs tell of such a step: nanoGPT's model and optimizer on the card alone, in the
-    dtype's matmuls.
+    """Return whether published runs cover such a step: nanoGPT's model and optimizer on the card alone, in the dtype's
+    matmuls.
     """
     c = way.config
     usual = c.recipe == "nanogpt" and c.optimizer == "adamw" and not c.optimizer_offload
@@ -257,10 +252,8 @@ def _as_nanogpt(way: MicroBatchRun) -> bool:
 
 
 def bound_s(way: MicroBatchRun) -> float:
-    """Return the time that no step beats: its FLOPs, the causal half of attention, at the dense peaks of their
-    arithmetic.
-
-    0 where one of these is unknown.
+    """Return the least possible time of a step: its FLOPs, the causal half of attention, at the dense peaks of their
+    arithmetic; 0 where one of these is unknown.
     """
     modes: dict[MatmulMode, list[Operation]] = {}
     for op in step_operations(way):
@@ -272,13 +265,12 @@ def bound_s(way: MicroBatchRun) -> float:
 
 
 def _correction(way: MicroBatchRun, rates: Rates) -> float:
-    """Return what a whole step took on this device over the sum of its kernels: caches, and what the kernels' list
-    leaves out.
+    """Return a measured whole step over the sum of its kernels: caches, and what the kernels' list leaves out.
 
     The reference is a step like this one that `foretrain tune` timed here, else the calibration's own steps of the same
-    dtype and mode; without one the sum stands as it is. Of two such steps each counts by how near it is: the smaller
-    tells what threads and many small operations cost, the larger how caches and bandwidth hold. An evaluation is
-    corrected by their forward passes, where those were timed.
+    dtype and mode; without one the sum stands as it is. Two such steps count by their nearness: the smaller shows the
+    cost of threads and many small operations, the larger that of caches and bandwidth. An evaluation is corrected by
+    their forward passes, where timed.
     """
     if not isinstance(rates, MeasuredRates):
         return 1.0
@@ -296,13 +288,13 @@ def _correction(way: MicroBatchRun, rates: Rates) -> float:
 
 
 def _references(way: MicroBatchRun, calibration: Calibration) -> list[StepTime]:
-    """Return the calibration's steps of this dtype and mode: of each size the one that is carried out as this step is,
-    where it was measured, else the plain one. Where a card's were timed in another dtype alone, that one's: kernels are
-    measured in each, and what their sum leaves out was the same for all, within 5 % on an H100.
+    """Return the calibration's steps of this dtype and mode: of each size the one carried out as this step, where it
+    was measured, else the plain one. Where a card's were timed in another dtype alone, that one's: kernels are measured
+    in each, and the correction was the same for all, within 5% on an H100.
     """
     found: dict[str, StepTime] = {}
     plain = {"attention": "auto", "master_weights": False}
-    own = {"attention": "bmm" if way.products_attention else "auto", "master_weights": way.config.master_weights}
+    own = {"attention": "bmm" if way.matmul_attention else "auto", "master_weights": way.config.master_weights}
     steps = calibration.steps_of(way.spec.dtype, compiled=way.compiled)
     if way.spec.cuda and not steps:
         steps = [step for step in calibration.steps if step.compiled == way.compiled]
@@ -315,7 +307,7 @@ def _references(way: MicroBatchRun, calibration: Calibration) -> list[StepTime]:
 
 
 def _point(reference: StepTime, way: MicroBatchRun, rates: Rates) -> tuple[float, float]:
-    """Return (the sum of a reference step's kernels in seconds, by how much it is corrected)."""
+    """Return (the sum of a reference step's kernels in seconds, its correction)."""
     dtype: Any = reference.dtype
     step = MicroBatchRun(StepSpec.of(launched(reference.options), way.spec.gpu, dtype=dtype, compiled=way.compiled))
     summed_s = _step_s(step, rates)
@@ -329,7 +321,7 @@ def micro_batch_run(spec: StepSpec, *, train: bool = True) -> MicroBatchRun:
 
 
 def known_rates(way: MicroBatchRun) -> Rates | None:
-    """Return how fast the device carries out this step's operations; None where one of both is not known."""
+    """Return the rates of the device for this step's operations; None where one of both is unknown."""
     known = family_of(way.config).is_timed(compiled=way.compiled)
     return _rates_of(way) if known else None
 
@@ -343,7 +335,7 @@ def is_calibrated(spec: StepSpec) -> bool:
 
 
 def step_time(spec: StepSpec) -> Range | None:
-    """Return seconds of one steady optimizer step, all micro-batches; None where the device's speed is not known."""
+    """Return seconds of one steady optimizer step, all micro-batches; None where the device's speed is unknown."""
     way = micro_batch_run(spec)
     rates = known_rates(way)
     if rates is None:
@@ -357,7 +349,7 @@ def step_time(spec: StepSpec) -> Range | None:
 
 
 def evaluation_time(spec: StepSpec) -> Range | None:
-    """Return seconds of one evaluation: the same sequences of each of two splits, whatever they are cut into."""
+    """Return seconds of one evaluation: the same sequences of each of two splits, however they are cut."""
     way, config = micro_batch_run(spec, train=False), spec.config
     rates = known_rates(way)
     if rates is None:
@@ -368,6 +360,6 @@ def evaluation_time(spec: StepSpec) -> Range | None:
 
 
 def compile_time(compiled: bool) -> Range:
-    """Return how much longer the first step takes where the model is compiled."""
+    """Return how much longer compilation makes the first step."""
     low, expected, high = COMPILE_S if compiled else (0.0, 0.0, 0.0)
     return Range(low_s=low, expected_s=expected, high_s=high)

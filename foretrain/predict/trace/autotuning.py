@@ -1,8 +1,7 @@
-"""The memory that Inductor's measurements take: ways to run a kernel, and matmuls with padded sides.
+"""The memory of Inductor's measurements: kernel configs, and matmuls with padded sides.
 
-Both run on the card while a step compiles or runs for the first time. A measurement writes a buffer between the runs
-that it times: as large as the card's cache (torch/_inductor/runtime/benchmarking.py, benchmark_gpu), or Triton's of
-256 MiB where Inductor is told to measure by Triton's do_bench.
+Both run on the card while a step compiles or first runs. Between timed runs a measurement writes a buffer as large as
+the card's cache (torch/_inductor/runtime/benchmarking.py, benchmark_gpu), or Triton's of 256 MiB with do_bench.
 """
 
 import re
@@ -29,7 +28,7 @@ HEURISTICS = ("pointwise", "reduction", "cooperative_reduction", "persistent_red
 
 @dataclass
 class TritonConfig:
-    """Stands for triton.Config, which Inductor's heuristics make, where Triton is not installed."""
+    """triton.Config for Inductor's heuristics, where Triton is not installed."""
 
     kwargs: dict[str, Any]
     num_warps: int = 4
@@ -41,7 +40,7 @@ class TritonConfig:
 
 @dataclass(frozen=True)
 class KernelConfigs:
-    """How many ways Inductor tries to run a kernel, and which of its arguments it changes, by position.
+    """The configs of a kernel that Inductor tries, and the positions of the arguments it changes.
 
     `spares`: whether copies of those may go to the host; only in backward passes and without gradients.
     """
@@ -78,7 +77,7 @@ def kernel_configs(source: str) -> KernelConfigs:
 
 
 def _stored_bytes(tensor: Tensor) -> int:
-    """Return bytes from a tensor's first element to its last: what clone_preserve_strides copies."""
+    """Return the bytes from the first element to the last, which clone_preserve_strides copies."""
     if tensor.numel() == 0:
         return 0
     span = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
@@ -95,7 +94,7 @@ class Autotuning:
     _padded: dict[str, bool] = field(default_factory=dict)
 
     def kernel(self, name: str, source: str, args: Sequence[Any]) -> None:
-        """Time the first run of a kernel with several ways to run: each is measured, on copies of what it changes."""
+        """Time the first run of a kernel with several configs: each is measured on copies of what it changes."""
         if source in self._tuned:
             return
         self._tuned.add(source)
@@ -107,14 +106,14 @@ class Autotuning:
             if tried.spares:
                 copies = self._that_fit(copies)
             if copies == before:
-                break  # the next way takes what this one took
+                break  # the next config reuses this one's copies
             before = copies
             self._bench(lambda sizes=copies: self._give([self._take(each, name) for each in sizes]), name)
 
     def _that_fit(self, changed: list[int]) -> list[int]:
-        """Return bytes of the copies on the card: of those that leave the run's peak as it is. Others go to the host.
+        """Return bytes of the copies on the card: those that leave the run's peak as it is. Others go to the host.
 
-        The buffer of a first way can be that peak: a second way then has room (copy_args_to_cpu_if_needed).
+        The buffer of a first config can be that peak: a second then has room (copy_args_to_cpu_if_needed).
         """
         allocator = self.memory.now()
         budget, copies = allocator.peak_allocated_bytes - allocator.allocated_bytes, []
@@ -127,9 +126,8 @@ class Autotuning:
     def padding(self, match: Any, mat1: Tensor, mat2: Tensor, op: Any, input: Tensor | None = None) -> bool:
         """Return whether a matmul with an unaligned side is padded: `pads`, where Inductor measures it.
 
-        It measures both ways on matrices of its own, and keeps what it found by shape (fx_passes/pad_mm.py,
-        _should_pad). Which matmuls it measures depends on the card's clocks, as nvidia-smi tells them; where it cannot
-        ask, it measures all, as here.
+        It measures both on its own matrices, and caches the result by shape (fx_passes/pad_mm.py, _should_pad). Which
+        matmuls it measures depends on the card's clocks from nvidia-smi; where it cannot ask, it measures all, as here.
         """
         m, k, n = _hint(mat1.shape[-2]), _hint(mat1.shape[-1]), _hint(mat2.shape[-1])
         if not pad_mm.is_mm_compute_bound(m, k, n, mat1.dtype):
@@ -190,7 +188,6 @@ class Autotuning:
                 self._give([self._take(step, f"{op} (inside)")])
 
     def _bench(self, run: Callable[[], None], name: str) -> None:
-        """Run once to warm up, then between clearings of the card's cache."""
         run()
         buffer = self._take(TRITON_BUFFER_BYTES if by_triton() else self.memory.card.cache_bytes, name)
         run()

@@ -1,8 +1,8 @@
-"""torch.compile for a card that is not there: Inductor runs for it, and its wrapper runs on fake tensors.
+"""torch.compile for a stand-in card: Inductor runs for it, and its wrapper runs on fake tensors.
 
-Dynamo, AOTAutograd, the partitioner, the scheduler and the code generator are the real ones. Only the Triton
-kernels do nothing, so buffers, their reuse and their deaths are those of the code that would run on the card.
-Importing this takes as long as Inductor does, so session.py does it for a compiled trace only.
+Dynamo, AOTAutograd, the partitioner, the scheduler and the code generator are the real ones. Only the Triton kernels do
+nothing, so buffers and their reuse are those of the card. Importing this takes as long as Inductor does, so session.py
+does it for a compiled trace only.
 """
 
 import contextlib
@@ -34,13 +34,13 @@ from foretrain.predict.trace.card.torch_cuda import Card, Generator, Memory
 from foretrain.predict.trace.kernels.temporaries import torch_version
 from foretrain.predict.trace.tracer import Tracer
 
-# Inductor's checks of what its kernels wrote, which here wrote nothing.
-OLDEST_THAT_COMPILES = (2, 11)  # before, Dynamo steps aside where a mode is on, or wants one fake mode alone
+# Inductor's checks of its kernels' output, which here is none.
+OLDEST_THAT_COMPILES = (2, 11)  # before, Dynamo steps aside under a mode, or wants one fake mode alone
 CHECKS = ("size_asserts", "nan_asserts", "alignment_asserts")
 
 
 class _Kernel:
-    """Stands for a compiled kernel: running it only tells the tracer what the buffers are for."""
+    """A compiled kernel: running it only tells the tracer what the buffers are for."""
 
     def __init__(self, tracer: Tracer | None, name: str, source: str = "", tuning: Autotuning | None = None) -> None:
         self.tracer, self.kernel_name = tracer, name
@@ -92,14 +92,14 @@ def _device_patches(patches: Patches, card: Card) -> None:
 
 
 def _triton_patches(patches: Patches) -> None:
-    """Triton need not be installed, and it is never asked to compile."""
+    """Make Triton optional: it is never asked to compile."""
     patches.set(triton, "triton_hash_with_backend", lambda: "stand-in")
     for module in (scheduler, compile_fx, pad_mm):
         if hasattr(module, "has_triton"):
             patches.set(module, "has_triton", lambda *args: True)
     if triton.has_triton_package():
         return
-    # Templates, as of flex_attention, are loaded when they are written, and name what Triton has.
+    # Templates, such as flex_attention's, are loaded when they are written, and name parts of Triton.
     patches.set(triton_utils, "AttrsDescriptorWrapper", lambda *args, **kwargs: {})
     patches.set(triton_heuristics, "template", lambda **kwargs: lambda function: _Kernel(None, "template"))
     load = codecache.PyCodeCache.load_by_key_path.__func__
@@ -148,7 +148,7 @@ def _folding_patch(patches: Patches) -> None:
 
 
 def _optimizer_patch(patches: Patches, tracer: Tracer | None) -> None:
-    """Dynamo makes an optimizer's states itself, outside of all modes; on a card that is not there within them."""
+    """Let Dynamo make an optimizer's states within the modes of the stand-in, not outside of all."""
     call = OptimizerVariable.call_method
 
     def call_method(self: Any, tx: Any, name: str, *args: Any) -> Any:
@@ -175,8 +175,8 @@ def _optimizer_patch(patches: Patches, tracer: Tracer | None) -> None:
 
 
 def _symbolic_patch(patches: Patches) -> None:
-    """Dynamo's fake tensors keep no results for shapes that it made symbols of: within the fake mode of a trace, what
-    is kept for one graph's symbols is compared with another's, which torch takes for an error.
+    """Keep Dynamo's fake tensors from caching results for symbolic shapes: within a trace's fake mode one graph's
+    symbols are compared with another's, which torch takes for an error.
     """
     validate = getattr(fake_tensor.FakeTensorMode, "_validate_cache_key", None)
     if validate is None:
@@ -193,7 +193,7 @@ def _symbolic_patch(patches: Patches) -> None:
 
 
 def _padding_patch(patches: Patches, pads: bool, tuning: Autotuning | None) -> None:
-    """pad_mm times both variants of a matmul with an unaligned side on the card; here the caller says which."""
+    """Let the caller choose: pad_mm would time both variants of a matmul with an unaligned side on the card."""
 
     def should_pad(match: Any, mat1: Tensor, mat2: Tensor, op: Any, input: Any = None) -> bool:
         m, k, n = mat1.shape[-2], mat1.shape[-1], mat2.shape[-1]
@@ -225,13 +225,12 @@ def _code_patches(patches: Patches, tracer: Tracer | None, tuning: Autotuning | 
 def compiling(
     card: Card | None, tracer: Tracer | None = None, *, pads: bool = False, memory: Memory | None = None
 ) -> Iterator[None]:
-    """Let torch.compile work for the card of a stand-in, or for a CPU without its compiler (card None).
+    """Let torch.compile work for a stand-in card, or for a CPU without its compiler (card None).
 
-    `pads`: what to take pad_mm's measurement on the card to have said, for matmuls with an unaligned side. `memory`:
-    the card's, where what Inductor measures is to be in the trace.
+    `pads`: the assumed result of pad_mm's measurements. `memory`: the card's, to trace Inductor's measurements.
     """
     torch._dynamo.reset()
-    if torch_version() < OLDEST_THAT_COMPILES:  # or an uncompiled step would be told as a compiled one
+    if torch_version() < OLDEST_THAT_COMPILES:  # or an uncompiled step would count as a compiled one
         least = ".".join(map(str, OLDEST_THAT_COMPILES))
         raise StandInError(f"torch {torch.__version__} compiles nothing in a trace; torch {least} or newer does")
     with Patches() as patches:

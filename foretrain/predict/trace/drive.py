@@ -1,4 +1,4 @@
-"""The runs that are traced: foretrain's own step and nanoGPT's, each with evaluation and saving in their real place.
+"""The traced runs: foretrain's own step and nanoGPT's, each with evaluation and saving in their real place.
 
 Three optimizer steps, of at most three micro-steps each: Adam's states appear at the end of the first, gradients
 accumulate from the second micro-step on, and what the allocator reserves settles in the third. A step that becomes one
@@ -36,8 +36,6 @@ DTYPES: dict[Dtype, torch.dtype] = {
 
 @dataclass
 class Job:
-    """A run to trace on `device`, which is fake or real."""
-
     config: RunConfig
     device: torch.device
     dtype: Dtype
@@ -51,8 +49,8 @@ class Job:
         return min(MICRO_STEPS, self.config.gradient_accumulation_steps)
 
     def batch(self, rows: int, block: int, *, cut: bool = False) -> tuple[Tensor, Tensor]:
-        """Return token ids and targets, int64, one storage each; `cut` out of rows of block + 1, as data/batches.py
-        does.
+        """Return token ids and targets, int64, one storage each; `cut` out of rows of block + 1, as in
+        data/batches.py.
         """
         if cut:
             data = self._tokens(torch.zeros(rows, block + 1, dtype=torch.int64, device=self.device))
@@ -122,7 +120,7 @@ def _name_gradients(job: Job, state: TrainState, masters: Masters) -> None:
 
 
 def _name_updates(job: Job, state: TrainState, early: BackwardUpdates) -> None:
-    """Name the gradients and states of updates in the backward pass, for which no optimizer's step is called."""
+    """Name the gradients and states of updates in the backward pass, which call no optimizer step."""
     update = early.update
 
     def tagged(parameter: Tensor) -> None:
@@ -137,18 +135,14 @@ def _name_updates(job: Job, state: TrainState, early: BackwardUpdates) -> None:
 
 
 def _save(job: Job, state: TrainState) -> None:
-    """A checkpoint copies tensor by tensor to the host; nothing new on the device."""
     job.tracer.enter("save")
     for parameter, moments in state.optimizer.state.items():
         for tensor in (parameter, *(value for value in moments.values() if isinstance(value, Tensor))):
             tensor.detach().cpu()
 
 
-# -- nanoGPT -----------------------------------------------------------------------------------------------
-
-
 def nanogpt_run(job: Job) -> bool:
-    """Run nanoGPT's train.py: batches fetched ahead, logits kept until the next ones, its estimate_loss."""
+    """Run nanoGPT's train.py: prefetched batches, logits that live until the next ones, its estimate_loss."""
     c = job.config.as_nanogpt()
     model = NanoGPT(c).to(job.device)
     job.names.learn(model)

@@ -1,7 +1,7 @@
-"""`foretrain.trace`: any code on a card that is not there, here or in a process of the torch that will train. No torch.
+"""`foretrain.trace`: any code on a stand-in card, here or in a process of the torch that will train. No torch.
 
-Code goes to another process by name: a script, or a function of a script or of a module. What it finds comes back as
-JSON. That process runs this file, too (`work`), and there torch is imported.
+Code goes to another process by name: a script, or a function of a script or of a module. The result comes back as JSON.
+That process runs this file, too (`work`), and imports torch there.
 """
 
 import importlib
@@ -43,22 +43,21 @@ def trace(
     python: str | Path = "",
     torch_version: str = "",
 ) -> Traced:
-    """What the code takes on the card: it runs once on fake tensors, and every storage is recorded.
+    """Return what the code takes on the card: it runs once on fake tensors, and every storage is recorded.
 
     `code`: a function, which is called with a Tracing; or by name a script ("train.py"), a function of a script
-    ("train.py:main") or of a module ("package.module:main"). What is named runs in a process of its own.
-    `python`: the Python of the environment that will train, or its folder, whose torch traces; a function that is given
-    must then stand at the top of a module or script. `torch_version`: that of the torch which will train, where another
-    one traces: notes say what the step meets of all that is known to differ.
-    `compile`: torch.compile inside the code runs Inductor for the card, kernels left out. `pads`: what to take
-    pad_mm's measurement to say. The code must make its model and tensors itself, on `device` (torch.cuda says that it
-    is available), and learns no values: .item() gives 1.
+    ("train.py:main") or of a module ("package.module:main"), which runs in a process of its own. `python`: the Python
+    of the environment that will train, or its folder, whose torch traces; a function must then be at the top of a
+    module or script. `torch_version`: of the torch which will train, where another one traces: notes name the known
+    differences. `compile`: torch.compile inside the code runs Inductor for the card, without kernels. `pads`: the
+    assumed result of pad_mm's measurements. The code must make its model and tensors itself, on `device` (torch.cuda
+    says that it is available), and sees no values: .item() returns 1.
 
-    A function runs in a forked child, so that this process, a notebook for one, can train afterwards; variables that
-    the code sets are lost. `in_process`: run it here instead, as where no fork is; torch.cuda then stays unusable.
-    Where it meets something whose size only the card knows, it runs a second time with the most of it (`high`).
-    Raises StandInError where that torch cannot be made to stand in for the card, or has already used one; UserError for
-    what cannot be sent to another process.
+    A function runs in a forked child, so that this process can train afterwards; variables that the code sets are lost.
+    `in_process`: run it here instead, as where no fork is; torch.cuda then stays unusable. Where the code meets
+    something whose size only the card knows, it runs a second time with the most of it (`high`). Raises StandInError
+    where that torch cannot stand in for the card, or has already used one; UserError for what cannot be sent to another
+    process.
     """
     card = card_of(gpu)
     if torch_version and software.parse(torch_version) is None:
@@ -86,7 +85,7 @@ class Target:
 
     @classmethod
     def of(cls, code: object) -> "Target":
-        """By its name or of a function. Raises UserError where it can be found by no name."""
+        """Read a name, or find a function's. Raises UserError where it has none that another process can find."""
         if isinstance(code, str | Path):
             return cls._named(str(code))
         name, home = getattr(code, "__qualname__", ""), getattr(code, "__module__", "") or ""
@@ -110,7 +109,6 @@ class Target:
         return cls("", place, function)
 
     def run(self, on: "Tracing") -> None:
-        """Here and now."""
         if self.file and not self.function:
             sys.argv = [self.file]
             try:
@@ -133,7 +131,6 @@ class Target:
 
 
 def _sent(target: Target, card: Gpu, compile: bool, pads: bool) -> Traced:
-    """The trace, by the interpreter in use; what the code prints is shown."""
     with tempfile.TemporaryDirectory(prefix="foretrain-") as folder:
         out = Path(folder) / "answer"
         own = [path or str(Path.cwd()) for path in sys.path if not path.endswith((".zip", "-packages", "lib-dynload"))]
@@ -157,21 +154,18 @@ def _sent(target: Target, card: Gpu, compile: bool, pads: bool) -> Traced:
 
 
 def process(job: dict[str, Any]) -> int:
-    """Run the process that does a job; its exit code."""
     command, more = interpreter.now().worker("foretrain.predict.trace.elsewhere")
     environment = {**os.environ, **more, "CUDA_VISIBLE_DEVICES": "", "TORCH_WARM_POOL": "0"}
     return subprocess.run(command, input=json.dumps(job), text=True, env=environment, check=False).returncode
 
 
 def _error(answer: dict[str, Any]) -> Exception:
-    """As which an error of the other process is raised here."""
     error = (StandInError if answer["error"] == "StandInError" else CodeFailed)(answer["text"])
     error.add_note(answer["traceback"])
     return error
 
 
 def _answer(job: dict[str, Any]) -> dict[str, Any]:
-    """What the other process says: a trace, or an error."""
     from foretrain.predict.trace import self_test, session
 
     try:
@@ -191,7 +185,6 @@ def _answer(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def work(job: dict[str, Any]) -> None:
-    """Trace, in a process that does nothing else, and write what came of it."""
     sys.path[:0] = job["paths"]
     answer = _answer(job)
     sys.stdout.flush()

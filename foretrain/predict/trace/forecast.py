@@ -1,4 +1,4 @@
-"""A plan with its memory from traces instead of the ledger: `foretrain plan --exact`. No torch in this process."""
+"""A plan with its memory from traces instead of estimates: `foretrain plan --exact`. No torch in this process."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,8 +22,9 @@ Listener = Callable[[str], None]
 
 
 def requests_for(spec: StepSpec, rank: int = 0) -> list[Request]:
-    """One trace, or more where only the card can tell: how pad_mm chooses for an unaligned vocabulary, and when NCCL
-    lets go of a bucket of DDP's."""
+    """Return one request, or more where only the card can tell: how pad_mm chooses for an unaligned vocabulary, and
+    when NCCL releases a bucket of DDP's.
+    """
     unaligned = spec.compiled and spec.config.vocab_size % 8 != 0 and spec.half
     buckets = spec.sharing is not None and not spec.sharing.way.shards_weights
     either, no = (False, True), (False,)
@@ -34,13 +35,13 @@ def requests_for(spec: StepSpec, rank: int = 0) -> list[Request]:
     ]
 
 
-# Notes on what only a trace knows.
 REPLACED = ("vocab_unaligned", "matmul_in_ledger", "compiled_roughly")
 
 
 def traced(plan: Plan, settings: Settings | None = None, listen: Listener = lambda text: None) -> Plan:
-    """The plan with exact memory for both ways to write the step; where no trace can be made, the ledger's answer
-    stands and a note says why."""
+    """Return the plan with exact memory of both steps; where no trace can be made, the estimate stays and a note says
+    why.
+    """
     try:
         answers = answers_for(plan, [memory.step for memory in plan.memory if memory.step], settings, listen)
     except TraceUnavailable as error:
@@ -55,8 +56,9 @@ def traced(plan: Plan, settings: Settings | None = None, listen: Listener = lamb
 
 
 def other_torch(trains: str, traced: str, *, compiled: bool) -> tuple[Note, ...]:
-    """A note where another torch will train than traced. Uncompiled steps take the same in 2.6.0, 2.9.1 and 2.13.0, to
-    the byte (tests/torch_versions); what Inductor fuses differs."""
+    """Return a note where another torch will train than traced. Uncompiled steps take the same in 2.6.0, 2.9.1 and
+    2.13.0, to the byte (tests/torch_versions); what Inductor fuses differs.
+    """
     wanted = software.parse(trains)
     if wanted is None or wanted == software.parse(traced):
         return ()
@@ -68,8 +70,7 @@ def other_torch(trains: str, traced: str, *, compiled: bool) -> tuple[Note, ...]
 
 @dataclass(frozen=True)
 class Question:
-    """A step whose traces are to be replayed under what the card leaves. `ledger`: its estimate; `capped`: the trainer
-    caps the allocator."""
+    """A step whose traces are replayed under what the card leaves. `ledger`: its estimate; `capped`: by the trainer."""
 
     requests: tuple[Request, ...]
     ledger: RunMemory
@@ -79,11 +80,9 @@ class Question:
 
     @property
     def spec(self) -> StepSpec:
-        """The step that is asked about."""
         return self.requests[0].spec
 
     def key(self) -> dict[str, Any]:
-        """All that decides the answer, beside the code."""
         return {
             "traces": [request.key() for request in self.requests], "available_bytes": self.available_bytes,
             "settings": (self.settings or Settings()).text(), "capped": self.capped,
@@ -92,7 +91,7 @@ class Question:
         }  # fmt: skip
 
     def asked(self) -> list[Request]:
-        """Its requests; of one alone the worker that traces it answers the question, beside other workers."""
+        """Return its requests; a single one's worker also answers the question, beside other workers."""
         if len(self.requests) != 1:
             return [*self.requests]
         settings = self.settings or Settings()
@@ -101,7 +100,7 @@ class Question:
         return [asking if Settings.parse(settings.text()) == settings else one]
 
     def told(self) -> dict[str, Any]:
-        """The question as a worker reads it (memory.py, answer)."""
+        """Return the question for a worker (memory.py, answer)."""
         return {
             "traced": TOLD_APART, "micro_batches": self.spec.config.gradient_accumulation_steps,
             "ledger": self.ledger.model_dump(mode="json"), "available_bytes": self.available_bytes,
@@ -110,7 +109,6 @@ class Question:
         }  # fmt: skip
 
     def answer(self, traces: Sequence[Trace]) -> Exact:
-        """Its answer from its traces."""
         return exact(
             traces, self.ledger, available_bytes=self.available_bytes, settings=self.settings, capped=self.capped,
             device_bytes=self.spec.gpu.memory_bytes,
@@ -125,26 +123,24 @@ class Asking(Request):
 
     @property
     def plain(self) -> Request:
-        """The request alone."""
         return Request(self.spec, self.pads, self.rank, self.keeps)
 
     def job(self) -> dict[str, Any]:
-        """As the worker reads it."""
         return {**super().job(), "question": self.question.told() if self.question else {}}
 
     def key(self) -> str:
-        """The hash that the trace is kept under, which the question does not change."""
+        """Return the hash of its trace, which the question does not change."""
         return self.plain.key()
 
     def whole(self, trace: Trace) -> Trace:
-        """As of the request, where nobody has answered."""
+        """Return the request's own, where nobody has answered."""
         return trace if trace.answer else super().whole(trace)
 
 
 def answers_for(
     plan: Plan, steps: list[StepName], settings: Settings | None, listen: Listener = lambda text: None
 ) -> list[Exact]:
-    """The exact memory of ways to write the step, under what the plan's card leaves; traced side by side.
+    """Return the exact memory of these steps under what the plan's card leaves; traced side by side.
 
     Raises TraceUnavailable.
     """
@@ -153,7 +149,7 @@ def answers_for(
             tuple(requests_for(plan.spec(step))),
             plan.memory_of(step),
             plan.available_bytes,
-            # nanoGPT has no such knob.
+            # nanoGPT has no such option.
             capped=step == "foretrain" and plan.available_reason == "memory_limit",
             settings=settings,
         )
@@ -163,8 +159,9 @@ def answers_for(
 
 
 def answered(questions: Sequence[Question], listen: Listener) -> list[Exact]:
-    """The answers, those that are known from the cache; one whose traces are there is made while others are traced.
-    Raises TraceUnavailable."""
+    """Return the answers, from the cache where known; one whose traces are there is made while others are traced.
+    Raises TraceUnavailable.
+    """
     answers = {number: service.recalled(each.key(), Exact) for number, each in enumerate(questions)}
     asked = [(n, request) for n, each in enumerate(questions) if answers[n] is None for request in each.asked()]
     if len({request.key() for _, request in asked}) < len(asked):  # several questions about one trace
@@ -183,16 +180,13 @@ def answered(questions: Sequence[Question], listen: Listener) -> list[Exact]:
 
     if asked:
         for place, trace in enumerate(service.traces([request for _, request in asked], listen, ready)):
-            if answers[asked[place][0]] is None:  # whoever made them did not say so before
+            if answers[asked[place][0]] is None:  # its worker did not answer
                 ready(place, trace)
     return [answer for answer in answers.values() if answer is not None]
 
 
-# -- a step that several ranks share -------------------------------------------------------------------------
-
-
 class RanksExact(Record):
-    """The exact memory of the ranks that can need most or least of a shared step. `reason`: why it was not traced."""
+    """The exact memory of the ranks of a shared step that can need most or least. `reason`: why it was not traced."""
 
     ranks: tuple[int, ...] = ()
     exact: tuple[Exact, ...] = ()  # of each of them
@@ -200,12 +194,11 @@ class RanksExact(Record):
 
     @property
     def worst(self) -> Exact | None:
-        """That of the rank that needs most; None where none was traced."""
         return max(self.exact, key=lambda each: each.memory.needed_bytes, default=None)
 
 
 def ranks_to_trace(spec: StepSpec) -> tuple[int, ...]:
-    """Rank 0, and where shares are uneven another one: the last, which has least, or that with most of ZeRO-1's."""
+    """Return rank 0, and where shares are uneven another: the last, which has least, or that with most of ZeRO-1's."""
     sharing, parameters = spec.sharing, list(ModelShape.of(spec.config).parameters())
     if sharing is None or sharing.strategy == "ddp":
         return (0,)
@@ -224,8 +217,9 @@ def trace_ranks(
     settings: Settings | None = None,
     listen: Listener = lambda text: None,
 ) -> list[RanksExact]:
-    """The exact memory of each shared step, under what its card leaves; all are traced side by side. What cannot be
-    traced has its reason, and the others stand. `asked`: each step with its estimate."""
+    """Return the exact memory of each shared step under what its card leaves, all traced side by side. What cannot be
+    traced has its reason. `asked`: each step with its estimate.
+    """
     ranks = [ranks_to_trace(spec) for spec, _ in asked]
     questions = [
         [Question(tuple(requests_for(spec, rank)), ledger, available_bytes, capped, settings) for rank in its]

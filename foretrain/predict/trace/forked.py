@@ -1,7 +1,7 @@
-"""Work in a forked child, so that what it does to its process stays there.
+"""Work in a forked child, so that its effects on the process stay there.
 
-A fork and no new interpreter: the function may come from a notebook, where nothing can be imported, and may use what
-is in memory. What it changes there is lost; only what it returns, or raises, comes back.
+A fork and no new interpreter: the function may come from a notebook, where nothing can be imported, and may use what is
+in memory. Only its result or error comes back.
 """
 
 import contextlib
@@ -23,8 +23,9 @@ class ChildDied(RuntimeError):
 
 
 def in_child(work: Callable[[], T]) -> T:
-    """What `work` returns, run in a forked child. Raises what it raises, with the child's traceback as a note, and
-    ChildDied where the child is killed."""
+    """Return what `work` returns, run in a forked child. Raises what it raises, with the child's traceback as a note,
+    and ChildDied where the child is killed.
+    """
     reading, writing = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -57,7 +58,6 @@ def in_child(work: Callable[[], T]) -> T:
 
 
 def _answer(work: Callable[[], Any], writing: int) -> None:
-    """Run the work, write what came of it, and end this process without the parent's clean-up."""
     code = 1
     try:
         try:
@@ -75,7 +75,7 @@ def _answer(work: Callable[[], Any], writing: int) -> None:
 
 
 def _portable(error: BaseException) -> BaseException:
-    """The error as another process can read it, with its traceback as a note."""
+    """Return an error that another process can read, with its traceback as a note."""
     where = "".join(traceback.format_exception(error))
     try:
         found = pickle.loads(pickle.dumps(error))

@@ -1,6 +1,6 @@
 """Which Python traces: this one, or that of the environment that will train (`--python PATH`). No torch here.
 
-PyTorch allocates otherwise from version to version: a trace with torch 2.13 of a run on 2.9 was 28 % off. The other
+Allocations differ between versions of PyTorch: a trace with torch 2.13 of a run on 2.9 was 28% off. The other
 environment needs torch; what foretrain itself needs (pydantic) is borrowed from here where it lacks that.
 """
 
@@ -25,7 +25,7 @@ from foretrain.predict.trace.record import Trace
 
 FUSED_NORM = Software(2, 9)  # on CUDA rms_norm is one kernel from here on
 NORM_IN_FP32 = Software(2, 12)  # autocast casts what goes into rms_norm
-SAME_SLICE = Software(2, 9)  # x[:] is x itself; before, its backward makes a gradient of its own
+SAME_SLICE = Software(2, 9)  # x[:] is x itself; before, its backward made another gradient
 ERAS = (
     ("torch 2.8 and before", Software(2, 6)),
     ("torch 2.9 to 2.11", FUSED_NORM),
@@ -34,7 +34,7 @@ ERAS = (
 
 
 class Norm(NamedTuple):
-    """A call of rms_norm: the allocations made in it (first, one after its last), elements, and how it was called."""
+    """A call of rms_norm: its allocations (first, one after its last), elements, and how it was called."""
 
     first: int
     end: int
@@ -44,9 +44,7 @@ class Norm(NamedTuple):
     autocast: bool
 
     def kept_bytes(self, torch: Software) -> int:
-        """Return what it saves for backward beside its input and the result, per element as seen in traces of each
-        version.
-        """
+        """Return what it saves for backward beside its input and the result, as seen in traces of each version."""
         if torch >= NORM_IN_FP32 and self.autocast:
             each = 4 if self.narrow else 0  # the input in fp32
         elif torch >= FUSED_NORM:
@@ -58,7 +56,7 @@ class Norm(NamedTuple):
 
 def notes(trace: Trace, trains: str = "") -> tuple[str, ...]:
     """Return a sentence for each known difference that the step meets, with its size. `trains`: the version that will
-    train; '' is not known, and the one that traced is assumed.
+    train; '' is unknown, and the traced one is assumed.
     """
     traced, training = parse(trace.facts.get("torch", "")), parse(trains)
     if traced is None or (training is not None and training == traced):
@@ -109,7 +107,7 @@ def _signed(nbytes: int) -> str:
     return f"{format_bytes(abs(nbytes))} {'more' if nbytes > 0 else 'less'}"
 
 
-PROBE_S = 120  # a cold disk is slow; importing torch is not part of it
+PROBE_S = 120  # a cold disk is slow; torch is not imported
 FINE_TUNING: tuple[str, ...] = (
     "transformers",
     "peft",
@@ -139,9 +137,8 @@ runpy.run_module(sys.argv[1], run_name="__main__", alter_sys=True)
 
 
 class Interpreter(NamedTuple):
-    """A Python that can trace: its path, its version, and that of its torch ('' without). `borrows`: packages that
-    foretrain needs come from this environment, after its own. `packages`: versions of FINE_TUNING, where it is not this
-    Python.
+    """A Python that can trace: its path, its version, and that of its torch ('' without). `borrows`: packages that come
+    from this environment, after its own. `packages`: versions of FINE_TUNING, where it is not this Python.
     """
 
     path: str
@@ -167,7 +164,6 @@ _chosen: ContextVar[Interpreter | None] = ContextVar("interpreter", default=None
 
 
 def now() -> Interpreter:
-    """Return the one that traces: this one, unless another is in use."""
     return _chosen.get() or Interpreter(sys.executable, sys.version_info[:2], installed_torch())
 
 
@@ -185,9 +181,7 @@ def use_interpreter(path: str) -> Iterator[None]:
 
 @cache
 def find_interpreter(path: str) -> Interpreter:
-    """Return the interpreter at a path, or of the environment in a folder. Raises UserError with what is wrong about
-    it.
-    """
+    """Return the interpreter at a path, or of the environment in a folder. Raises UserError with its fault."""
     at = Path(path).expanduser()
     if at.is_dir():
         at = at / "bin" / "python"

@@ -1,8 +1,8 @@
 """The trace's answer in the estimate's form: phases, components, needs, and a verdict by replay at the limit.
 
 Allocated is what the simulated allocator counts; reserved is its replay without a limit; the verdict replays the trace
-under what the card leaves. Where only the card can tell pad_mm's choice, or when NCCL lets go of a bucket, all traces
-are replayed: the need is a range over them and the verdict is that of the worst one.
+under what the card leaves. Where only the card can tell pad_mm's choice, or when NCCL releases a bucket, all traces are
+replayed: the need is their range and the verdict that of the worst one.
 """
 
 from collections import Counter
@@ -21,14 +21,14 @@ from foretrain.predict.trace.repeats import with_all_micro_batches
 
 
 class Exact(Record):
-    """One way to run the step, traced: memory in the estimate's form and what only a replay can say."""
+    """A traced step: memory in the estimate's form and what only a replay tells."""
 
     memory: RunMemory
-    smallest_limit_bytes: int  # the least that the allocator may reserve for the run to live, context not included
+    smallest_limit_bytes: int  # for the allocator, without running out of memory; context not included
     smallest_limit_expandable_bytes: int  # the same with expandable_segments:True
-    death: Death | None  # where the run ends under what the card leaves; None where it lives
+    death: Death | None  # where the run runs out of memory under what the card leaves
     torch: str
-    pads_unknown: bool  # pad_mm's choice decides between two answers; both are in the range
+    pads_unknown: bool  # pad_mm's choice decides between two answers, both in the range
 
 
 def components(
@@ -37,7 +37,7 @@ def components(
     """Return rows of what is alive, largest first, with the estimate's ids.
 
     They add up to what the allocator counts: `rounding` is what 512-byte rounding and unsplit remainders add.
-    `formulas`: (formula, bytes) of the estimate's components at the same moment; one stands where it agrees to 1 %.
+    `formulas`: (formula, bytes) of the estimate's components at the same moment; used where it agrees to 1%.
     """
     sizes: Counter[str] = Counter()
     for allocation in alive:
@@ -69,9 +69,8 @@ def component_id(allocation: Allocation) -> str:
 
 
 def _formulas(ledger: RunMemory, phase: str) -> dict[str, tuple[str, int]]:
-    """Return (formula, bytes) of the estimate's components in a phase; under "activations" all kinds of them together.
-
-    A compiled trace cannot tell the kinds apart: its kernels belong to no module.
+    """Return (formula, bytes) of the estimate's components in a phase; under "activations" all kinds together, as
+    compiled kernels belong to no module.
     """
     rows = {c.id: (c.formula, c.size_bytes) for p in ledger.phases if p.phase == phase for c in p.components}
     activations = [row for id, row in rows.items() if id.startswith("activations")]
@@ -106,11 +105,11 @@ def exact(
 ) -> Exact:
     """Answer from one trace, or from those that differ in what only the card can tell.
 
-    `ledger`: gives the phases that are not traced (resume). `available_bytes`: what the process may take, context
-    included. `capped`: it is a cap that the trainer sets, not what the card has left. `device_bytes`: the whole card's
-    memory, of which per_process_memory_fraction is one.
+    `ledger`: the estimate, for phases that are not traced (resume). `available_bytes`: for the process, context
+    included. `capped`: by the trainer, not by what the card has left. `device_bytes`: the whole card's, for
+    per_process_memory_fraction.
     """
-    # The trainer's own call of set_per_process_memory_fraction takes the place of the setting.
+    # The trainer's own call of set_per_process_memory_fraction overrides the setting.
     cap_bytes = None if capped or device_bytes is None else (settings or Settings()).cap_bytes(device_bytes)
     runs = [_with_room(trace, settings, cap_bytes) for trace in traces]
     tried = [Tried(trace, settings, physical=not capped, cap_bytes=cap_bytes) for trace in traces]
@@ -125,7 +124,7 @@ def exact(
         ends = [[_ends(each, limit, run) for each, run in zip(tried, runs, strict=True)] for limit in limits]
         dies, risks = ([end for end in each if end is not None] for each in ends)
         death = dies[0] if dies else risks[0] if risks else None
-        # A run that dies while the model is built reaches no phase of the table: it never gets into the first one.
+        # A run that runs out of memory while the model is built reaches no phase of the table.
         dead = None if death is None else death.phase if death.phase in PHASES else phases[0].phase
         phases = judged(phases, available_bytes, dead, len(dies) == len(traces), limits)
     memory = RunMemory(
@@ -164,7 +163,7 @@ def answer(question: dict[str, Any], trace: Trace) -> Exact:
 
 
 def _with_room(trace: Trace, settings: Settings | None, cap_bytes: int | None) -> Replay:
-    """Replay under no limit but the cap, from which garbage collection counts; where that kills, under none."""
+    """Replay under no limit but the cap, from which garbage collection counts; where that is too small, under none."""
     run = replay(trace, settings, cap_bytes=cap_bytes)
     return run if run.survives else replay(trace, settings)
 

@@ -1,4 +1,4 @@
-"""Which module an allocation belongs to, forward and backward, by hooks that every nn.Module calls."""
+"""Modules of allocations, forward and backward, by hooks that every nn.Module calls."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -39,7 +39,7 @@ class Names:
         self.tracer.modules.append(self.module_names[id(module)])
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Also called where the forward pass was left by an exception, as a checkpointed block's second one is."""
+        """Also called after an exception in forward, as in a checkpointed block's second one."""
         name = self.tracer.modules.pop()
         nodes = [t.grad_fn for t in tree_iter(output) if isinstance(t, Tensor) and t.grad_fn is not None]
         while nodes:
@@ -53,7 +53,7 @@ class Names:
         self.tracer.stepping = True
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                # Those of a compiled model, and of one made on `meta`, were not seen in a forward pass.
+                # Not seen in a forward pass where the model is compiled, or was made on `meta`.
                 self.tracer.tag(parameter, "weights", self.parameter_names.get(id(parameter), ""))
                 if parameter.grad is not None:
                     self.tracer.tag(parameter.grad, "gradients", self.parameter_names.get(id(parameter), ""))

@@ -1,7 +1,7 @@
-"""What makes a trace faster and changes none of its bytes (tests/predict/trace/test_quick.py compares them).
+"""Shortcuts that make a trace faster and change none of its bytes (tests/predict/trace/test_quick.py compares them).
 
-A traced step runs some ten thousand ops, and torch spends most of their time on questions that have one answer here. A
-model's layers are alike: what an op gives for tensors of these shapes, it gives again.
+A traced step runs some ten thousand ops, and torch spends most of their time on questions that have one answer here.
+Layers are alike: an op's results for tensors of the same shapes repeat.
 """
 
 import contextlib
@@ -24,13 +24,13 @@ except ImportError:  # a build without torch.distributed, or another torch
     _fsdp_param = None
 
 _PLAIN = frozenset((int, float, bool, str, torch.dtype, torch.device, torch.layout, torch.memory_format, type(None)))
-# Ops whose results are a matter of values, and those that give an argument another shape.
+# Ops whose results depend on values, and those that change an argument's shape.
 _OTHERS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view)
 _LIFTED = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)
 
 
 def _tensor_key(tensor: FakeTensor) -> tuple[Any, ...]:
-    """Return all that torch's own key says of a tensor without symbols and with strides, in one tuple instead of 25
+    """Return all that torch's own key has of a tensor without symbols and with strides, in one tuple instead of 25
     parts.
     """
     return (
@@ -46,9 +46,9 @@ def _is_simple(tensor: FakeTensor, mode: FakeTensorMode) -> bool:
 
 
 def _key_parts(patches: Patches) -> None:
-    """Shorten the key under which the fake mode remembers what an op gives: half of the time that an op takes."""
+    """Shorten the key under which the fake mode caches results: half of an op's time."""
     original = getattr(FakeTensorMode, "_prep_args_for_hash", None)
-    if original is None:  # another torch; its own way stays
+    if original is None:  # another torch; its own function stays
         return
 
     def parts(mode: FakeTensorMode, result: list[Any], args: Any, *rest: Any) -> None:
@@ -63,8 +63,8 @@ def _key_parts(patches: Patches) -> None:
 
 
 class Place(NamedTuple):
-    """A result of an op. `source`: which tensor of the arguments it is or shares its memory with, None where it has its
-    own. `shape` is None where it is that tensor itself. `said`: what a fake tensor keeps beside.
+    """A result of an op. `source`: the argument that it is or shares memory with, None where it has its own. `shape` is
+    None where it is that tensor itself. `said`: a fake tensor's other attributes.
     """
 
     source: int | None
@@ -110,15 +110,15 @@ _NEW = Recipe(None, ())
 
 
 class Repeats:
-    """Results of ops on fake tensors by the shapes of their arguments, as torch's own cache has them.
+    """Results of ops on fake tensors by the shapes of their arguments, as in torch's own cache.
 
-    PyTorch reaches its cache only after two dispatches and twenty checks. It keeps no lists, and no results that share
+    PyTorch reaches its cache only after two dispatches and twenty checks. It stores no lists, and no results that share
     memory without being views (_unsafe_view, which ends every linear layer).
     """
 
     def __init__(self) -> None:
         self.known: dict[tuple[Any, ...], Recipe | None] = {}
-        self.never = set[int]()  # ops, which live as long as torch does, by identity: to hash one takes long
+        self.never = set[int]()  # by identity, as hashing an op takes long
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         tensors: list[FakeTensor] = []
@@ -140,7 +140,7 @@ class Repeats:
 
 
 def _key(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[FakeTensor]) -> tuple[Any, ...] | None:
-    """Return None where an argument is such that nothing is kept. `tensors` takes those among the arguments."""
+    """Return None where an argument forbids caching. `tensors` collects those among the arguments."""
     mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
     if mode is None:
         return None
@@ -155,7 +155,7 @@ def _key(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list
 
 
 def _add_parts(key: list[Any], args: Sequence[Any], mode: Any, tensors: list[FakeTensor]) -> bool:
-    """Add what there is to say of arguments to a key; return False where it is not all that decides."""
+    """Add the arguments to a key; return False where they are not all that decides."""
     for arg in args:
         kind = type(arg)
         if kind is FakeTensor:
@@ -179,7 +179,7 @@ def _always_gives_the_same(func: Any) -> bool:
 
 
 def _recipe(func: Any, tensors: list[FakeTensor], storages: list[int], out: Any) -> Recipe | None:
-    """Return how to make an op's results again; None where that is not all that it does."""
+    """Return how to recreate an op's results; None where that is not all that it does."""
     if func._schema.is_mutable and len(set(storages)) < len(storages):
         return None
     kind = type(out) if type(out) in (list, tuple) else None
@@ -190,7 +190,7 @@ def _recipe(func: Any, tensors: list[FakeTensor], storages: list[int], out: Any)
 
 
 def _place(result: Any, tensors: list[FakeTensor], storages: list[int], own: set[int]) -> Place | None:
-    """Return how to make a result again; None where nothing can. `own`: the storages that earlier results allocated."""
+    """Return how to recreate a result; None where nothing can. `own`: the storages that earlier results allocated."""
     if result is None:
         return Place(None)
     if type(result) is not FakeTensor or not _is_simple(result, result.fake_mode):
@@ -214,7 +214,7 @@ def _place(result: Any, tensors: list[FakeTensor], storages: list[int], own: set
 
 
 def _unwrapped(patches: Patches) -> None:
-    """Dispatch without what keeps Dynamo out, where no Dynamo runs."""
+    """Dispatch without the guards against Dynamo, where no Dynamo runs."""
     for mode in (Tracer, FakeTensorMode):
         raw = getattr(mode.__torch_dispatch__, "__wrapped__", None)
         if raw is not None:
@@ -237,7 +237,7 @@ class Chunks:
 
 
 def _parts_when_asked(patches: Patches) -> None:
-    """FSDP cuts every weight into a part for each rank, twice, and looks at two of them."""
+    """Make parts lazily: FSDP cuts every weight into one per rank, twice, and looks at two of them."""
     if hasattr(_fsdp_param, "_chunk_with_empty"):
         patches.set(_fsdp_param, "_chunk_with_empty", Chunks)
 

@@ -1,7 +1,7 @@
-"""One rank of many, traced: a process group that talks to nobody, and what DDP asks of real tensors.
+"""One rank of many, traced: a process group without peers, and what DDP asks of real tensors.
 
-PyTorch's own "fake" group (torch/testing/_internal/distributed/fake_pg.py) gives each collective's result in the right
-shape at once. DTensor and meshes are seen to in subclasses.py.
+PyTorch's own "fake" group (torch/testing/_internal/distributed/fake_pg.py) returns each collective's result in the
+right shape at once. DTensor and meshes are in subclasses.py.
 """
 
 import contextlib
@@ -24,7 +24,6 @@ from foretrain.predict.trace import self_test
 from foretrain.predict.trace.card.patches import Patches
 from foretrain.predict.trace.record import Trace
 
-# Of DDP, ZeRO-1, FSDP2 and HSDP.
 COLLECTIVES = ("broadcast_", "allreduce_", "allgather_", "_allgather_base_", "_reduce_scatter_base_")
 
 
@@ -53,8 +52,8 @@ def trace(job: dict[str, Any]) -> Trace:
 
 
 def _know_collectives(patches: Patches) -> None:
-    """torch 2.9 and before have no kernels of collectives for fake tensors. That for the CPU leaves all to the group,
-    which looks at no value.
+    """Let fake tensors through collectives: torch 2.9 and before have only the CPU's kernels, which look at no
+    value.
     """
     library = patches.enter_context(torch.library._scoped_library("c10d", "IMPL"))
     of_cpu = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
@@ -65,7 +64,6 @@ def _know_collectives(patches: Patches) -> None:
 
 
 def _patch(patches: Patches, keeps: bool) -> None:
-    """Patch what DDP does in C++ with values or with a card's timer."""
     check = "_verify_param_shape_across_processes"  # all ranks have the same shapes: there is one
     for module in (distributed_utils, ddp_module):
         patches.set(module, check, lambda *a, **k: None)
@@ -92,21 +90,23 @@ def _patch(patches: Patches, keeps: bool) -> None:
 
 
 def _at_once(state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # pyright: ignore[reportPrivateImportUsage]
-    """The group's own answer is a future of None, which the reducer refuses (torch/csrc/distributed/c10d/comm.cpp)."""
+    """Answer with a tensor: the group's own future of None is refused by the reducer
+    (torch/csrc/distributed/c10d/comm.cpp).
+    """
     done: Any = torch.futures.Future()
     done.set_result(bucket.buffer())
     return done
 
 
 class _Silent:
-    """DDP's logger wants a CUDA timer, which a CPU build has not (logger.cpp)."""
+    """DDP's logger, which wants a CUDA timer that a CPU build has not (logger.cpp)."""
 
     def __getattr__(self, name: str) -> Any:
         return lambda *a, **k: None
 
 
 class Bucket:
-    """Gradients that are sent together: one tensor, and a view of it for each parameter, by its number."""
+    """Gradients that are sent together: one tensor, and a view of it per parameter number."""
 
     def __init__(self, parameters: Sequence[Tensor], numbers: Sequence[int]) -> None:
         first = parameters[numbers[0]]
@@ -119,14 +119,14 @@ class Bucket:
 
 
 class Reducer:
-    """What DDP's own reducer does with memory (torch/csrc/distributed/c10d/reducer.cpp), for fake tensors: its own has
-    timers on the card, and agrees with the other ranks by values. Real tensors are left to that one.
+    """The memory of DDP's own reducer (torch/csrc/distributed/c10d/reducer.cpp), for fake tensors: the real one has
+    timers on the card, and compares values with other ranks. Real tensors are left to it.
 
     In the last backward pass of a step each gradient goes into its bucket, and is a view of it where `as_view`. After
-    the first step the buckets are made again, in the order in which gradients were ready. NCCL keeps what it sends
-    until a collective comes after its watchdog has seen the end of the last one, which it looks for ten times a second
-    (ProcessGroupNCCL.cpp, shelvesToUnstash_). So the first bucket may be gone when the next ones are made, or still be
-    there until they are sent: `keeps`.
+    the first step the buckets are remade in the order in which gradients were ready. NCCL keeps what it sends until a
+    collective comes after its watchdog, which looks ten times a second, has seen the end of the last one
+    (ProcessGroupNCCL.cpp, shelvesToUnstash_). So the first bucket may be freed when the next ones are made, or live
+    until they are sent: `keeps`.
     """
 
     def __init__(
@@ -155,13 +155,13 @@ class Reducer:
             parameter.register_post_accumulate_grad_hook(functools.partial(self._ready, number))
 
     def set_logger(self, logger: object) -> None:
-        """Nothing is logged."""
+        pass
 
     def prepare_for_forward(self) -> None:
-        """Only a clock is set."""
+        pass
 
     def prepare_for_backward(self, outputs: object) -> None:
-        """The next backward pass is the last one of a step."""
+        """Note that the next backward pass is the last one of a step."""
         self.expects = True
         for bucket in self.buckets:
             bucket.missing = set(bucket.views)

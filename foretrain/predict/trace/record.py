@@ -13,17 +13,17 @@ SCHEMA = "foretrain.trace/1"
 
 
 class Allocation(NamedTuple):
-    """One storage: bytes, positions of birth and death (None: alive at the end), what it is and where it is from.
+    """One storage: bytes, positions of allocation and free (None: alive at the end), what it is and where it is from.
 
     `category` is a component id of the estimate; `op` the aten op (or compiled kernel) that made it; `module` the
-    nn.Module by its qualified name; `shape` that of the first tensor seen on it. `stream` is the one that it was made
-    on, 0 the default one; `used_on` are others that Tensor.record_stream named.
+    nn.Module by its qualified name; `shape` that of the first tensor seen on it. `stream` made it, 0 is the default;
+    `used_on`: others from Tensor.record_stream.
     """
 
     id: int
     nbytes: int
-    born: int
-    died: int | None
+    allocated_at: int
+    freed_at: int | None
     category: str
     name: str
     op: str
@@ -35,11 +35,11 @@ class Allocation(NamedTuple):
 
 
 WORDS = ("category", "name", "op", "module", "shape", "dtype")
-COLUMNS = ("nbytes", "born", "died", *WORDS)
+COLUMNS = ("nbytes", "allocated_at", "freed_at", *WORDS)
 
 
 class Head(NamedTuple):
-    """How logits can be told: the numbers of rows that they may have, how wide they are, how wide activations are."""
+    """How logits can be told: the numbers of rows that they may have, their width, the width of activations."""
 
     rows: frozenset[int] = frozenset()
     width: int = 0
@@ -58,8 +58,8 @@ class Head(NamedTuple):
 class Trace(Lifetimes):
     """A finished trace: lifetimes, what each storage is, and the moments of the step.
 
-    `facts` are what was asserted in it: torch version, attention kernels, dtypes, scaler. `answer`: what its worker
-    said of it, where its job had a question; no part of the record.
+    `facts` were asserted in it: torch version, attention kernels, dtypes, scaler. `answer`: its worker's, where its job
+    had a question; no part of the record.
     """
 
     answer = ""
@@ -95,7 +95,9 @@ class Trace(Lifetimes):
         return name_at(self.moments, position)
 
     def alive_at(self, position: int) -> list[Allocation]:
-        return [a for a in self.allocations if a.born <= position and (a.died is None or a.died > position)]
+        return [
+            a for a in self.allocations if a.allocated_at <= position and (a.freed_at is None or a.freed_at > position)
+        ]
 
     def peaks(self) -> dict[str, tuple[int, int]]:
         """Return phase -> (highest sum of tensor bytes, position where it is reached). Requested bytes, not rounded."""
@@ -151,7 +153,7 @@ class Trace(Lifetimes):
 
 
 def moment_id(trace: Trace, position: int) -> str:
-    """Return the moment of an event in the estimate's words: backward.loss, forward.mlp, optimizer…"""
+    """Return the moment of an event by the estimate's names: backward.loss, forward.mlp, optimizer…"""
     moment = trace.moment_at(position)
     event = trace.events[position] if trace.events else -1
     if trace.phase_at(position) == "build" and moment == "forward" and not trace.allocations[event].module:
@@ -183,8 +185,8 @@ class Recorder(Lifetimes):
         self.tags: dict[int, tuple[str, str]] = {}
         self.names: dict[int, str] = {}
         self.moments = [Mark(0, "forward")]
-        self.deaths: dict[int, int] = {}
-        self.births: list[int] = []
+        self.freed_at: dict[int, int] = {}
+        self.allocated_at: list[int] = []
         self.stream_now: Callable[[], int] = lambda: 0  # the stream that allocations are made on
 
     def alloc(self, nbytes: int, op: str, module: str, shape: tuple[int, ...], dtype: str) -> int:
@@ -193,14 +195,13 @@ class Recorder(Lifetimes):
             self.streams[id] = stream
         self.sizes.append(nbytes)
         self.labels.append((op, module, shape, dtype))
-        self.births.append(len(self.events))
+        self.allocated_at.append(len(self.events))
         self.events.append(id)
         return id
 
     def free(self, id: int) -> None:
-        """Record when a storage was freed; later calls are ignored."""
-        if id not in self.deaths:
-            self.deaths[id] = len(self.events)
+        if id not in self.freed_at:
+            self.freed_at[id] = len(self.events)
             self.events.append(~id)
 
     def use(self, id: int, stream: int) -> None:
@@ -219,16 +220,14 @@ class Recorder(Lifetimes):
             self.moments.append(Mark(len(self.events), name))
 
     def tag(self, id: int, category: str, name: str) -> None:
-        """Say what an allocation is; the first word stays."""
+        """Set an allocation's category; the first one stays."""
         self.tags.setdefault(id, (category, name))
 
     def name(self, id: int, name: str) -> None:
-        """Name the kernel that made it; the first one stays."""
         self.names.setdefault(id, name)
 
     def finish(self, *, logits: Head | None = None, weight_shapes: frozenset[tuple[int, ...]] = frozenset()) -> Trace:
-        """Return the trace, every allocation with a category: its tag, or what its shape and the moment of its birth
-        say.
+        """Return the trace, every allocation with a category: its tag, or what its shape and moment tell.
 
         `weight_shapes`: of the parameters that autocast copies.
         """
@@ -237,21 +236,21 @@ class Recorder(Lifetimes):
         allocations = []
         for id, (op, module, shape, dtype) in enumerate(self.labels):
             category, name = self.tags.get(id, ("", ""))
-            born, died = self.births[id], self.deaths.get(id)
+            start, end = self.allocated_at[id], self.freed_at.get(id)
             a = Allocation(
-                id, self.sizes[id], born, died, category, name, self.names.get(id, op), module, shape, dtype,
+                id, self.sizes[id], start, end, category, name, self.names.get(id, op), module, shape, dtype,
                 self.streams.get(id, 0), self.used_on.get(id, ()),
             )  # fmt: skip
             if not category:
-                a = a._replace(category=_category(a, head, weight_shapes, name_at(self.moments, born) == "forward"))
+                a = a._replace(category=_category(a, head, weight_shapes, name_at(self.moments, start) == "forward"))
             allocations.append(a)
         return Trace(self.events, allocations, self.phases, self.moments, emptied=self.emptied)
 
     def _order_deaths(self) -> None:
-        """Put what dies between two other events in the order of its birth.
+        """Order frees between two other events by their allocations.
 
-        Autocast's cache of weight copies is a hash map by address, so the order in which it empties is not the same in
-        two runs. To the allocator it makes no difference: free neighbours merge whichever is first.
+        Autocast's cache of weight copies is a hash map by address, so it empties in another order in each run. To the
+        allocator it makes no difference: free neighbours merge whichever is first.
         """
         marks = {mark.position for mark in (*self.phases, *self.moments)} | self.emptied
         start = 0
@@ -260,11 +259,13 @@ class Recorder(Lifetimes):
             if ends:
                 self.events[start:position] = sorted(self.events[start:position], reverse=True)
                 start = position + (position < len(self.events) and self.events[position] >= 0)
-        self.deaths = {~event: position for position, event in enumerate(self.events) if event < 0}
+        self.freed_at = {~event: position for position, event in enumerate(self.events) if event < 0}
 
 
 def _category(a: Allocation, head: Head, weights: frozenset[tuple[int, ...]], forward: bool) -> str:
-    """As torch.distributed._tools.mem_tracker has it: ACT is made in a forward pass, TEMP in a backward pass."""
+    """Categorize as torch.distributed._tools.mem_tracker does: ACT is made in a forward pass, TEMP in a
+    backward pass.
+    """
     if a.op.endswith("(inside)"):
         return "workspace"
     if _is_logits(a, head, forward):
@@ -284,7 +285,7 @@ LOSS_OPS = ("log_softmax", "nll_loss", "_to_copy")
 def _is_logits(a: Allocation, head: Head, forward: bool) -> bool:
     """Judge by shape, and by module and op, since a vocabulary can be as wide as an activation.
 
-    Compiled kernels belong to no module: there the shape must do, or where that says nothing the kernel's name.
+    Compiled kernels belong to no module: there shape or kernel name decides.
     """
     if len(a.shape) < 2 or a.shape[-1] != head.width or math.prod(a.shape[:-1]) not in head.rows:
         return False
@@ -297,10 +298,8 @@ def _is_logits(a: Allocation, head: Head, forward: bool) -> bool:
     return any(op in a.op for op in LOSS_OPS[: 3 if a.module else 2])
 
 
-# What a traced tensor is, in the field's words, where no module or parameter names it: a text `tensor.ROLE`.
-#
-# Told from the op that made it, its shape, and whether it was born in a forward or a backward pass. Compiled kernels
-# belong to no module, so for them this is all that there is.
+# What a traced tensor is where no module or parameter names it: a text `tensor.ROLE`, from the op that made it, its
+# shape and whether a forward or a backward pass made it.
 
 # Components whose tensors always have a name of their own, or one role.
 BY_COMPONENT = {
@@ -310,7 +309,7 @@ BY_COMPONENT = {
 
 
 def role_of(a: Allocation, component: str, n_embd: int, *, forward: bool) -> str:
-    """Return id of the role. `component`: the estimate's row that it counts for; `forward`: born in a forward pass."""
+    """Return id of the role. `component`: the estimate's row that it counts for; `forward`: made in a forward pass."""
     if component == "logits":
         return _of_logits(a, forward)
     if component in BY_COMPONENT:

@@ -1,8 +1,8 @@
 """The micro-batches that a trace leaves out: each is as the one before, but the allocator settles later. No torch.
 
-A trace runs three micro-batches of a step. What they ask for repeats, yet free blocks may lie otherwise after each of
-them, and a request that found room in the third may find none in the fifth. So the last one is repeated until the
-allocator stands as it stood after an earlier one, and as it will stand after all of them.
+A trace runs three micro-batches of a step. Their requests repeat, yet free blocks may differ after each of them, and a
+request that found room in the third may find none in the fifth. So the last one is repeated until the allocator's state
+repeats.
 """
 
 from bisect import bisect_left
@@ -22,10 +22,10 @@ class _Span(NamedTuple):
 
 
 def with_all_micro_batches(trace: Trace, traced: int, wanted: int, starts: Sequence[int] = ()) -> Trace:
-    """Return the trace with as many micro-batches a step as the run has, where `traced` of them were traced.
+    """Return the trace with all of a run's micro-batches per step, where `traced` of them were traced.
 
-    A micro-batch begins at one of the positions `starts`, or where its batch is made. The trace as it is, where nothing
-    is to be repeated, or where what one micro-batch leaves behind is not what it found.
+    A micro-batch begins at one of the positions `starts`, or where its batch is made. The trace is unchanged where
+    nothing is to be repeated, or where a micro-batch does not leave what it found.
     """
     spans = _last_micro_batches(trace, traced, starts) if wanted > traced >= 3 else []
     if not spans:
@@ -35,10 +35,10 @@ def with_all_micro_batches(trace: Trace, traced: int, wanted: int, starts: Seque
 
 def _last_micro_batches(trace: Trace, traced: int, starts: Sequence[int]) -> list[_Span]:
     """Return of each step the micro-batch before the last one: the last whose end is seen."""
-    born = starts or [a.born for a in trace.allocations if a.category == "batch"]
+    begins = starts or [a.allocated_at for a in trace.allocations if a.category == "batch"]
     found = []
     for phase, start, end in trace.spans():
-        here = born[bisect_left(born, start) : bisect_left(born, end)]
+        here = begins[bisect_left(begins, start) : bisect_left(begins, end)]
         if phase in STEPS and here and len(here) % traced == 0:
             firsts = here[:: len(here) // traced]
             found.append(_Span(firsts[-2], firsts[-1]))
@@ -59,7 +59,7 @@ class _Writer:
 
     def write(self) -> Trace:
         trace = self.trace
-        moved: list[int] = []  # how many events come before each of the trace's, and at its end
+        moved: list[int] = []  # events before each of the trace's, and at its end
         marks: list[Mark] = []
         for position in range(len(trace.events) + 1):
             span = self.repeated_at.get(position)
@@ -93,11 +93,10 @@ class _Writer:
         self.player.play(self.events[-1])
 
     def _repeat(self, span: _Span) -> list[Mark]:
-        """Write a micro-batch again and again; return the marks of its moments."""
         events = self.trace.events[span.start : span.end]
-        births = {event for event in events if event >= 0}
-        deaths = {~event for event in events if event < 0}
-        found, left = sorted(deaths - births), sorted(births - deaths)
+        allocated = {event for event in events if event >= 0}
+        freed = {~event for event in events if event < 0}
+        found, left = sorted(freed - allocated), sorted(allocated - freed)
         nbytes = lambda ids: [self.trace.allocations[id].nbytes for id in ids]  # noqa: E731
         if nbytes(found) != nbytes(left):
             return []
@@ -114,17 +113,22 @@ class _Writer:
                 self._write(event)
             done += 1
             earlier = seen.setdefault(self._layout(left), done)
-            if earlier < done:  # layouts take turns from here on, so it is known which one is the last
+            if earlier < done:  # layouts alternate from here on, so the last one is known
                 wanted, seen = done + (wanted - done) % (done - earlier), {}
         return [*marks, Mark(len(self.events), self.trace.moment_at(span.end))]
 
     def _layout(self, left: list[int]) -> tuple[object, ...]:
-        """Return all that decides where the next request goes: free blocks, and where those lie that it will free."""
+        """Return all that decides where the next request goes: free blocks, and the places of those that it
+        will free.
+        """
         held = tuple(block.ptr if (block := self.player.blocks[self.now[id]]) else 0 for id in left)
         allocator = self.player.allocator
         return (held, tuple(allocator.small.order), tuple(allocator.large.order))
 
     def _allocations(self) -> list[Allocation]:
-        born = {event: position for position, event in enumerate(self.events) if event >= 0}
-        died = {~event: position for position, event in enumerate(self.events) if event < 0}
-        return [a._replace(id=id, born=born[id], died=died.get(id)) for id, a in enumerate(self.kept)]
+        allocated_at = {event: position for position, event in enumerate(self.events) if event >= 0}
+        freed_at = {~event: position for position, event in enumerate(self.events) if event < 0}
+        return [
+            a._replace(id=id, allocated_at=allocated_at[id], freed_at=freed_at.get(id))
+            for id, a in enumerate(self.kept)
+        ]

@@ -1,7 +1,7 @@
-"""Traces that prove themselves. On the CPU the same run can be traced on fake tensors and done on real ones.
+"""Traces that prove themselves: on the CPU the same run can be traced on fake tensors and run on real ones.
 
-`compare` does both for one config; the benchmark runs it over many, and a worker runs it once for a torch that it
-does not know, before it answers anything. `trace` is a job of a worker, which shows that nothing in it degraded.
+`compare` does both for one config; the benchmark runs it over many, and a worker once for an unknown torch, before it
+answers anything. `trace` is a job of a worker, which shows that nothing in it degraded.
 """
 
 import gc
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from foretrain.model.ranks.parallel import Share
 
 CPU = torch.device("cpu")
-# Of these, traces were compared with the real CPU allocator (2.13) or run on CUDA builds without a card (2.11, 2.15).
+# Traces were compared with the real CPU allocator (2.13) or run on CUDA builds without a card (2.11, 2.15).
 CHECKED_TORCH = {(2, 11), (2, 13), (2, 15)}
 # On a CPU it pads a rank's uneven shares in copies; a card's kernel needs none.
 SHARING_SCRATCH = frozenset({"aten::_chunk_cat"})
@@ -35,10 +35,9 @@ SHARING_SCRATCH = frozenset({"aten::_chunk_cat"})
 
 @dataclass(frozen=True)
 class Truth:
-    """Peak of the sum of tensors in bytes: as traced, and as the real allocator had it.
+    """Peak of the sum of tensors in bytes: as traced, and in the real allocator.
 
-    `real_bytes` is without the scratch of oneDNN and MKL inside a matmul, which a card does not have;
-    `real_with_scratch_bytes` is everything.
+    `real_bytes` is without the scratch of oneDNN and MKL inside a matmul, which a card does not have.
     """
 
     traced_bytes: int
@@ -72,10 +71,10 @@ def real_peaks(
     """Run it for real: the highest sum of the CPU allocator's blocks, with and without kernels' scratch.
 
     A compiled run is done twice and the second is measured, as compiling allocates too. `scratch`: more operations
-    whose scratch the latter leaves out.
+    whose scratch is left out.
     """
     torch._dynamo.reset()
-    gc.collect()  # what an earlier run left in cycles would be freed while this one is measured
+    gc.collect()  # cycles of an earlier run would be freed while this one is measured
     tracer = Tracer("cpu")  # never entered: it only takes the calls that mark phases
     for _ in range(1 if compiled else 0):
         with drive.naming_allocations(tracer, compiled=compiled) as names:
@@ -96,15 +95,12 @@ def compare(config: RunConfig, dtype: Dtype, step: str, *, compiled: bool, share
     return Truth(traced, tensors, everything)
 
 
-# -- a worker's job -----------------------------------------------------------------------------------------
-
-
 class TraceError(RuntimeError):
     """The trace is not that of the card: something degraded in silence. The sentence says what."""
 
 
 def prove_this_torch(share: "Share | None" = None) -> None:
-    """Trace a small run that is also done for real, for a torch that nobody has checked. Raises TraceError."""
+    """Trace a small run that is also done for real, for an unchecked torch. Raises TraceError."""
     if torch_version() in CHECKED_TORCH:
         return
     small = RunConfig(n_layer=2, n_head=2, n_embd=64, block_size=32, vocab_size=256, batch_size=2)
@@ -141,7 +137,6 @@ def trace(job: dict[str, Any], share: "Share | None" = None) -> Trace:
 
 
 def assert_not_degraded(record: Trace, config: RunConfig, gpu: Gpu) -> None:
-    """Prove that the trace did otherwise what PyTorch does in silence without a card."""
     facts = record.facts
     dtype: Dtype = facts["dtype"]
     if facts["scaler"] != (dtype == "float16"):
@@ -154,7 +149,7 @@ def assert_not_degraded(record: Trace, config: RunConfig, gpu: Gpu) -> None:
         kinds = {"flash" if kind == "cudnn" else kind for kind in kinds}
     if set(facts["attention"]) != kinds:
         raise TraceError(f"attention took {facts['attention']} in {dtype}, where the card takes {sorted(kinds)}")
-    # The math path reckons in fp32 whatever the dtype, and nothing else does.
+    # Only the math path computes in fp32 whatever the dtype.
     allowed = {dtype, "float32"} if "math" in kinds else {dtype}
     if dtype not in facts["matmul_dtypes"] or not set(facts["matmul_dtypes"]) <= allowed:
         raise TraceError(f"matrix products ran in {facts['matmul_dtypes']}, not in {dtype}")

@@ -1,7 +1,7 @@
 """Traces on request: from the cache, or from a worker process. No torch here.
 
-A trace is kept under a key of everything that decides it: the knobs that shape memory, the card, the dtype, the
-torch that would trace, and the code of the tracer and of the step. So a cached answer is never an old one.
+A trace is cached under all that decides it: the options that shape memory, the card, the dtype, the torch that would
+trace, and the code of the tracer and of the step. So a cached answer is never stale.
 """
 
 import contextlib
@@ -35,55 +35,55 @@ from foretrain.predict.trace import interpreter
 from foretrain.predict.trace.record import Trace
 from foretrain.predict.trace.repeats import with_all_micro_batches
 
-# The oldest torch with the interfaces that card/guard.py and compiled.py build on. Newer ones are tried: each trace
-# proves itself, and one that cannot be made is said.
+# The oldest torch with the interfaces that card/guard.py and compiled.py need. Newer ones are tried: each trace proves
+# itself.
 OLDEST_TORCH = (2, 6)  # compiled: see predict/trace/compiled.py
 OLDEST_TO_SHARD = (2, 7)
 MOST_KEPT_BYTES = 64 * MIB
 TRACES = Cache("traces", compressed=True, most_bytes=MOST_KEPT_BYTES)
 ANSWERS = Cache("answers", compressed=True, most_bytes=MOST_KEPT_BYTES)
 Answer = TypeVar("Answer", bound=Record)
-# What of a card shapes a trace.
+# Facts of a card that shape a trace.
 SHAPING_FACTS = {"name", "compute_capability", "sm_count", "memory_gib", "cuda_memory_gib", "l2_mib"}
-# What of the environment shapes a trace: by whom Inductor measures kernels (autotuning.py).
+# Environment variables that shape a trace: how Inductor measures kernels (autotuning.py).
 SHAPING_VARIABLES = ("TORCHINDUCTOR_USE_EXPERIMENTAL_BENCHMARKER", "TORCHINDUCTOR_USE_TORCH_PROFILER_BENCHMARKER")
 AT_ONCE = 2  # traces side by side; each takes one core and half a GiB
 
 
 class TraceUnavailable(RuntimeError):
-    """No trace can be made here; the sentence says why. The ledger's answer stands."""
+    """No trace can be made here; the sentence says why. The estimate stands."""
 
 
 class Traceable(Protocol):
     """What can be traced: `Request`, and `FineTuneRequest` of predict/trace/finetune."""
 
     @property
-    def gpu(self) -> Gpu:
-        """The card that it is traced on."""
-        ...
+    def gpu(self) -> Gpu: ...
 
     def job(self) -> dict[str, Any]:
-        """As the worker reads it: plain values. "by" names the module whose trace(job) makes the trace; "question",
-        where there is one, is what memory.py answers of it."""
+        """Return plain values for the worker. "by" names the module whose trace(job) makes the trace; memory.py answers
+        "question".
+        """
         ...
 
     def key(self) -> str:
-        """The hash that the trace is kept under."""
+        """Return the hash that the trace is cached under."""
         ...
 
     def why_not(self) -> str:
-        """'' where this can be tried here, or the sentence that says why not."""
+        """Return '' where this can be tried here, or the reason why not."""
         ...
 
     def whole(self, trace: Trace) -> Trace:
-        """Its trace with the micro-batches that were left out."""
+        """Return its trace with the micro-batches that were left out."""
         ...
 
 
 @dataclass(frozen=True)
 class Request:
-    """What to trace. `pads`: what to take pad_mm's measurement on the card to have said (compiled only). `rank`: which
-    one, where the step is shared; `keeps`: NCCL keeps DDP's first bucket when the next ones are made (ranks.py)."""
+    """What to trace. `pads`: the assumed result of pad_mm's measurements (compiled only). `rank`: of a shared step;
+    `keeps`: NCCL keeps DDP's first bucket when the next ones are made (ranks.py).
+    """
 
     spec: StepSpec
     pads: bool = False
@@ -92,11 +92,10 @@ class Request:
 
     @property
     def gpu(self) -> Gpu:
-        """The card that it is traced on."""
         return self.spec.gpu
 
     def why_not(self) -> str:
-        """'': nothing is needed but torch, and a step that ranks can share."""
+        """Return '': it needs torch, and a step that ranks can share."""
         sharing, version = self.spec.sharing, interpreter.now().torch
         if sharing is None:
             return ""
@@ -110,7 +109,9 @@ class Request:
         return ""
 
     def normal_config(self) -> RunConfig:
-        """The config with everything at its default that does not change a trace, so that more of them are shared."""
+        """Return the config with every option that does not change a trace at its default, so that more traces are
+        shared.
+        """
         c = self.spec.config
         values = {knob: getattr(c, knob) for knob in SHAPING_KNOBS}
         if c.matmul not in EIGHT_BITS:  # sums in fp16 take no other memory
@@ -126,7 +127,6 @@ class Request:
         )
 
     def job(self) -> dict[str, Any]:
-        """As the worker reads it."""
         spec = self.spec
         gpu = shaping_facts(spec.gpu)
         job = {
@@ -139,23 +139,20 @@ class Request:
         return job
 
     def whole(self, trace: Trace) -> Trace:
-        """Its trace with the micro-batches that were left out; a graph's are recorded, not run again."""
         if self.spec.is_one_graph:
             return trace
         return with_all_micro_batches(trace, TOLD_APART, self.spec.config.gradient_accumulation_steps)
 
     def key(self) -> str:
-        """The hash that the trace is kept under."""
         return key_of(self.job())
 
 
 def shaping_facts(gpu: Gpu) -> dict[str, Any]:
-    """What of a card shapes a trace, as plain values."""
     return gpu.model_dump(mode="json", include=SHAPING_FACTS)
 
 
 def key_of(job: Mapping[str, Any], **more: Any) -> str:
-    """The hash of a job and of what carries it out: torch, Python, our code, and `more`."""
+    """Return the hash of a job and of what carries it out: torch, Python, our code, and `more`."""
     by = interpreter.now()
     told = {name: os.environ[name] for name in SHAPING_VARIABLES if name in os.environ}
     what = {**job, "torch": by.torch, "code": code_digest(), "python": by.python, **told, **more}
@@ -164,7 +161,6 @@ def key_of(job: Mapping[str, Any], **more: Any) -> str:
 
 @cache
 def code_digest() -> str:
-    """A hash of all code that decides a trace or what is read from it."""
     package = Path(__file__).parents[2]
     files = [*sorted((package / "predict").rglob("*.py")), *sorted((package / "model").rglob("*.py"))]
     digest = hashlib.sha256()
@@ -178,7 +174,7 @@ def _parsed(version: str) -> tuple[int, ...]:
 
 
 def why_not() -> str:
-    """'' where traces can be tried, or the sentence that says why not."""
+    """Return '' where traces can be tried, or the reason why not."""
     version = interpreter.now().torch
     if not version:
         return "exact tracing needs torch (pip install 'foretrain[train]')"
@@ -194,8 +190,8 @@ def traces(
     listen: Callable[[str], None] = lambda text: None,
     ready: Callable[[int, Trace], None] = lambda number, trace: None,
 ) -> list[Trace]:
-    """A trace for each request, made side by side where it is not kept. `listen` hears how far it is; `ready` gets the
-    trace of a request as soon as it is there, while others are made.
+    """Return a trace for each request, made side by side where not cached. `listen` gets its progress; `ready` each
+    trace as soon as it is made.
 
     Raises TraceUnavailable with a sentence when one cannot be made.
     """
@@ -223,7 +219,7 @@ def traces(
 
 
 def _read(path: Path) -> Trace | None:
-    """A kept trace; None where there is none or it is damaged, which is then made anew."""
+    """Return a cached trace; None where there is none or it is damaged."""
     try:
         return Trace.from_json(TRACES.value(path))
     except (ValueError, KeyError, TypeError, IndexError, AttributeError):
@@ -231,17 +227,14 @@ def _read(path: Path) -> Trace | None:
 
 
 def remembered(what: dict[str, Any], kind: type[Answer], make: Callable[[], Answer]) -> Answer:
-    """The answer to a question, kept under the question and the code; made anew where it is not there or damaged."""
     return recalled(what, kind) or keep(what, make())
 
 
 def recalled(what: dict[str, Any], kind: type[Answer]) -> Answer | None:
-    """The answer to a question, where it is kept."""
     return ANSWERS.record(_answer_path(what), kind)
 
 
 def keep(what: dict[str, Any], answer: Answer) -> Answer:
-    """Keep the answer to a question, and return it."""
     ANSWERS.keep(_answer_path(what), answer.model_dump_json())
     return answer
 
@@ -252,9 +245,9 @@ def _answer_path(what: dict[str, Any]) -> Path:
 
 @contextlib.contextmanager
 def _deferred_signals() -> Iterator[list[int]]:
-    """SIGTERM and SIGHUP are put into the list, so that workers and files can go first; then they end this process.
+    """Collect SIGTERM and SIGHUP, so that workers and files can go first; then they end this process.
 
-    Only where they would end it at once: nohup's SIGHUP stays ignored, and a handler of the caller's stays its own.
+    Only where they would end it at once: nohup's SIGHUP stays ignored, and the caller's handlers stay.
     """
     received: list[int] = []
     numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
@@ -272,8 +265,9 @@ def _deferred_signals() -> Iterator[list[int]]:
 
 
 def _make(wanted: dict[str, Traceable], listen: Callable[[str], None], there: Callable[[str, Trace], None]) -> None:
-    """By worker processes, `AT_ONCE` of them; all are stopped when one fails or somebody ends this process. `there`
-    gets each trace with its key."""
+    """Trace by worker processes, `AT_ONCE` of them; all are stopped when one fails or this process ends. `there` gets
+    each trace with its key.
+    """
     with _deferred_signals() as received, tempfile.TemporaryDirectory(prefix="foretrain-") as folder:
         outs, found = {key: Path(folder) / key for key in wanted}, set[str]()
         started = time.monotonic()
@@ -293,15 +287,14 @@ def _make(wanted: dict[str, Traceable], listen: Callable[[str], None], there: Ca
 
 
 def _exit_code(out: Path) -> int | None:
-    """How the worker of a trace ended; None while it runs."""
+    """Return how the worker of a trace ended; None while it runs."""
     with contextlib.suppress(OSError, ValueError):
         return int(out.with_suffix(".status").read_text())
     return None
 
 
 def write_jobs(jobs: Sequence[tuple[Traceable, Path]], folder: Path) -> Path:
-    """The file that says to worker.py what to trace, and into which files. As a file it can neither block nor be
-    blocked by a pipe."""
+    """Write the jobs of worker.py and their output files. A file can neither block nor be blocked by a pipe."""
     told = folder / "jobs"
     what = [{**request.job(), "out": str(out)} for request, out in jobs]
     told.write_text(json.dumps({"jobs": what, "at_once": AT_ONCE}))
@@ -309,7 +302,6 @@ def write_jobs(jobs: Sequence[tuple[Traceable, Path]], folder: Path) -> Path:
 
 
 def start_worker(jobs: Sequence[tuple[Traceable, Path]], folder: Path) -> subprocess.Popen[bytes]:
-    """The process that imports torch and forks a worker for each job."""
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "TORCH_WARM_POOL": "0"}
     environment["HF_HUB_OFFLINE"] = "1"  # nothing is fetched for a trace
     command, more = interpreter.now().worker()
@@ -337,7 +329,6 @@ def _finish(code: int, out: Path, keep: Path) -> Trace:
 
 
 def _last_line(logs: Sequence[Path], code: int) -> str:
-    """What a worker died of: the last line it printed, or the signal."""
     lines: list[str] = []
     for log in logs:
         if not lines:

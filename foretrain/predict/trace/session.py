@@ -1,4 +1,4 @@
-"""What every trace stands in: a card (or the CPU), a tracer, Inductor where wanted, and the hooks that give names."""
+"""What every trace needs: a card (or the CPU), a tracer, Inductor where wanted, and the hooks that give names."""
 
 import contextlib
 import io
@@ -77,7 +77,7 @@ class Marks:
         patches.set(Tensor, "__getitem__", getitem)
 
     def patch_compiler(self, patches: Patches, inductor: Any) -> None:
-        """See in each graph that Inductor gets the calls of rms_norm which autocast casts."""
+        """Note in each graph that Inductor gets the calls of rms_norm which autocast casts."""
         compile_fx = inductor.compile_fx
 
         def seen(model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -102,7 +102,7 @@ class Marks:
         self.compiled_norms += count if narrow else 0
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts that a trace keeps; nothing where the step meets no difference."""
+        """Return the facts of a trace; nothing where the step meets no difference."""
         norms = {"rms_norms": [list(norm) for norm in self.norms]} if self.norms else {}
         norms |= {"compiled_norms": self.compiled_norms} if self.compiled_norms else {}
         return norms | ({"whole_slices_bytes": self.sliced_bytes} if self.sliced_bytes else {})
@@ -122,9 +122,9 @@ class Session:
 
 @contextlib.contextmanager
 def tracing(gpu: Gpu | None, *, compiled: bool, pads: bool = False, upper: bool = False) -> Iterator[Session]:
-    """Record every storage of a card within, or of fake CPU tensors where no card is given.
+    """Record every storage of a card within, or of fake CPU tensors without a card.
 
-    `pads`: what to take pad_mm's measurement to say. `upper`: of what only the card knows, the most. Raises
+    `pads`: the assumed result of pad_mm's measurements. `upper`: the most of what only the card knows. Raises
     guard.StandInError where this torch cannot stand in.
     """
     with contextlib.ExitStack() as stack:
@@ -176,7 +176,7 @@ WHY = {
     DataDependentOutputException: "its result depends on values, which fake tensors have not",
     DynamicOutputShapeException: "the shape of its result depends on values, which fake tensors have not",
 }
-# What torch says where fake tensors, or a card that is not there, are met by surprise; and what to do about it.
+# torch's errors about fake tensors or a missing card, and what to do about them.
 SENTENCES = {
     "Please convert all Tensors to FakeTensors": "a tensor that was made outside the traced function came into it: "
     "make models, optimizers and tensors inside, where they are fake and take no memory",
@@ -197,19 +197,19 @@ SENTENCES = {
 
 @dataclass(frozen=True)
 class Tracing:
-    """What the traced code is given: the device to work on, and words for what it does."""
+    """The argument of the traced code: the device to work on, and names for what it does."""
 
     device: torch.device
     tracer: Tracer
     memory: Memory = field(default_factory=lambda: Memory(Card("", (0, 0), 1, 0)))
 
     def phase(self, name: str) -> None:
-        """Begin this phase; peaks are told by phase. Without any, each reset_peak_memory_stats begins one."""
+        """Begin this phase, each with its peak. Without any, each reset_peak_memory_stats begins one."""
         self.memory.at_reset = lambda: None
         self.tracer.enter(name)
 
     def tag(self, tensor: Tensor, category: str, name: str = "") -> None:
-        """Say what a tensor is; weights, gradients and optimizer states are known already."""
+        """Name a tensor's category; weights, gradients and optimizer states are known already."""
         self.tracer.tag(tensor, category, name)
 
 
@@ -261,14 +261,14 @@ def trace(
     pads: bool = False,
     in_process: bool = False,
 ) -> Traced:
-    """Do what predict/trace/elsewhere.py's `trace` says, in this process or a child of it."""
+    """Trace as predict/trace/elsewhere.py's `trace`, in this process or a child of it."""
     if torch.cuda.is_initialized():
         raise StandInError("this process has used CUDA; trace in a fresh one")
     card = card_of(gpu)
 
     def traced(upper: bool) -> tuple[Traced, bool]:
         with contextlib.ExitStack() as stack:
-            if upper:  # what the code shows was shown before
+            if upper:  # the first run has shown the code's output
                 stack.callback(logging.disable, logging.root.manager.disable)
                 logging.disable(logging.CRITICAL)
                 stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
@@ -285,7 +285,7 @@ def trace(
 def _traced(
     code: Callable[[Tracing], object], card: Gpu, compile: bool, pads: bool, upper: bool
 ) -> tuple[Traced, bool]:
-    """Return the trace, in this process, and whether it met something that has an upper end."""
+    """Return the trace, in this process, and whether it met something with an upper end."""
     with in_one_sentence() as seen, tracing(card, compiled=compile, pads=pads, upper=upper) as session:
         there, tracer = session.there, session.tracer
         assert there is not None

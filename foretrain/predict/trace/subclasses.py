@@ -26,7 +26,7 @@ MESH_METHODS = ("__init__", "__getitem__", "__repr__", "_flatten", "_unflatten",
 
 @cache
 def wraps(kind: type) -> bool:
-    """Return whether ops on tensors of this class are its own affair: it does them on the tensors that it holds."""
+    """Return whether ops on tensors of this class run on the tensors that it holds."""
     dispatch = getattr(kind, "__torch_dispatch__", None)
     return not issubclass(kind, OWN) and dispatch not in (None, torch._C._disabled_torch_dispatch_impl)
 
@@ -60,8 +60,6 @@ def patch(patches: Patches) -> None:
 
 
 class _RealNumbers:
-    """torch, whose arange and tensor are real."""
-
     def __getattr__(self, name: str) -> Any:
         found = getattr(torch, name)
         return _outside(found) if name in ("arange", "tensor") else found

@@ -1,4 +1,4 @@
-"""What a trace of any code answers, and why there may be none. No torch."""
+"""The answer of a trace of any code, and why there may be none. No torch."""
 
 import inspect
 from collections.abc import Callable
@@ -20,10 +20,10 @@ class StandInError(RuntimeError):
 
 @dataclass(frozen=True)
 class Traced:
-    """A finished trace with its replays. Bytes. `notes` say what it leaves out, a sentence each.
+    """A finished trace with its replays. Bytes. `notes`: what it leaves out, a sentence each.
 
-    Where only the card knows what something takes, this is the lower end and `high` the same code with the upper end.
-    Where other values may take more, `bound` is "at_least", no longer "exact".
+    Where only the card knows a size, this is the lower end and `high` the same code with the upper end. Where other
+    values may take more, `bound` is "at_least", not "exact".
     """
 
     trace: Trace
@@ -33,7 +33,7 @@ class Traced:
     bound: str = "exact"
 
     def with_versions(self, trains: str) -> "Traced":
-        """Add notes on what the torch that trains is known to allocate otherwise; '' is not known."""
+        """Add notes on the known differences of the torch that trains; '' is unknown."""
         return replace(self, notes=(*self.notes, *interpreter.notes(self.trace, trains)))
 
     def __repr__(self) -> str:
@@ -60,28 +60,24 @@ class Traced:
         return "\n".join(lines)
 
     def replay(self, limit_bytes: int | None = None, settings: Settings | None = None) -> Replay:
-        """Replay through the allocator, under a limit of reserved bytes or none."""
         return replayed(self.trace, settings, limit_bytes, physical=True)
 
     @property
     def peak_allocated_bytes(self) -> int:
-        """What torch.cuda.max_memory_allocated would say."""
         return self.replay().peak_allocated_bytes
 
     @property
     def peak_reserved_bytes(self) -> int:
-        """What torch.cuda.max_memory_reserved would say with all memory there is."""
         return self.replay().peak_reserved_bytes
 
     @property
     def smallest_limit_bytes(self) -> int:
-        """The least reserved memory under which it runs."""
         return smallest_limit_bytes(self.trace, physical=True)
 
     def fits(self, limit_bytes: int, settings: Settings | None = None) -> bool | None:
-        """Return whether it runs with so many bytes for the allocator, the CUDA context not included; at both ends.
+        """Return whether it runs with so many bytes for the allocator, without the CUDA context; at both ends.
 
-        None where it would if it took no more than `bound` "at_least" says.
+        None where it would unless it takes more, as `bound` "at_least" allows.
         """
         if not all(end.replay(limit_bytes, settings).survives for end in (self, self.high) if end):
             return False
@@ -89,14 +85,12 @@ class Traced:
 
 
 def _range(low: int, high: int) -> str:
-    """Format 5.2 GiB, or 5.2 GiB to 5.9 GiB. With more at hand the upper end can take less at the peak of another
-    moment.
-    """
+    """Format 5.2 GiB, or 5.2 GiB to 5.9 GiB; the upper end can be smaller at the peak of another moment."""
     return " to ".join(dict.fromkeys(map(format_bytes, sorted((low, high)))))
 
 
 def call_with(code: Callable[..., object], given: object) -> object:
-    """Call the traced function with what it is given; one that needs no argument, as a script's main, with none."""
+    """Call the traced function with `given`; one without parameters, as a script's main, with none."""
     try:
         asked = inspect.signature(code).parameters.values()
     except ValueError:  # a builtin's

@@ -1,8 +1,8 @@
-"""Every storage of a device, from birth to death, while ordinary PyTorch code runs.
+"""Every storage of a device, from allocation to free, while ordinary PyTorch code runs.
 
-Each call that reaches the backend passes through `Tracer.__torch_dispatch__`. A storage is born when it first shows
-in an op's outputs and dies when Python's last reference to it does, which is when PyTorch would free it. The code
-that runs is the real one, so the lifetimes of its variables are real too.
+Each call that reaches the backend passes through `Tracer.__torch_dispatch__`. A storage begins when it first shows in
+an op's outputs and ends with Python's last reference to it, as in PyTorch. The code is the real one, so the lifetimes
+of its variables are real too.
 """
 
 import sys
@@ -47,14 +47,14 @@ class Workspace(NamedTuple):
     name: str
 
 
-# What an op allocates while it runs, in order: bytes for itself, the same number below 0 where it frees them, a result.
-# What it has not freed goes with its end. Without any Result all come first; else those not named are on the host.
+# An op's allocations in order: bytes for itself, below 0 where it frees them, a result. The rest is freed at its end.
+# Without any Result all come first; else those not named are on the host.
 Step = int | Result | Workspace
 InKernel = Callable[["Tracer", str, tuple[Any, ...], Any], list[Step]]
 
 MATMULS = {"mm", "addmm", "bmm", "baddbmm"}
 EIGHT_BIT_MATMULS = {"_scaled_mm", "_int_mm"}
-# What backward formulas write into zeros of their own, unless a tensor may be a subclass; under a mode every one may
+# Backward formulas write into zeros of their own, unless a tensor may be a subclass; under a mode every one may
 # (torch/csrc/autograd/FunctionsManual.cpp, areAnyTensorSubclassLike).
 IN_PLACE_FOR_PLAIN_TENSORS = {
     aten.scatter.src: aten.scatter_.src,
@@ -66,7 +66,7 @@ IN_PLACE_FOR_PLAIN_TENSORS = {
 }
 ZEROS = ("zeros", "new_zeros", "zeros_like")
 UNFUSED = {"flex_attention", "flex_attention_backward"}
-# Ops that take masks, or whose size is a matter of values.
+# Ops that take masks, or whose size depends on values.
 BY_MASK = {
     aten.nonzero.default, aten.masked_select.default, aten.bincount.default, aten.index.Tensor, aten.index_put.default,
     aten.index_put_.default, aten._index_put_impl_.default, aten._unsafe_index.Tensor, aten._unsafe_index_put.default,
@@ -75,7 +75,7 @@ BY_MASK = {
 
 @dataclass
 class Storage:
-    """A storage that lives: how to see whether it still does, and the allocation that holds its bytes now."""
+    """A storage, and the allocation that holds its bytes now."""
 
     ref: weakref.ref[Any]
     id: int
@@ -83,10 +83,10 @@ class Storage:
 
 
 class Tracer(TorchDispatchMode):
-    """Records the storages of `device_type`, on fake tensors: "cuda", or "cpu" where the real allocator can be asked.
+    """Records the storages of `device_type`, on fake tensors: "cuda", or "cpu" where the real allocator can check it.
 
-    `in_kernel(tracer, op, args, out)` gives what an op's kernel allocates for itself while it runs, and when its
-    results. Where nobody can know a size, `upper` says which end of its range to take; `ranges` says what was met.
+    `in_kernel(tracer, op, args, out)` returns what an op's kernel allocates for itself, and when its results. Where
+    nobody can know a size, `upper` takes the upper end; `ranges` lists these.
     """
 
     supports_higher_order_operators: ClassVar[bool] = True
@@ -107,24 +107,24 @@ class Tracer(TorchDispatchMode):
         self.modules: list[str] = []
         self.stepping = False  # within the optimizer's step
         self.in_place_sums = self.out_of_place_sums = 0
-        self.elsewhere: Counter[str] = Counter()  # matrix products on other devices, which take nothing on this one
+        self.elsewhere: Counter[str] = Counter()  # matmuls on other devices
         self.sparse = False  # whether a sparse tensor was seen
         self.values = Values()
         self.choices = Choices(upper, self.ranges)
         self.attention: Attention | None = None  # of the card
         self._known: dict[int, Storage] = {}
-        self.composed: dict[Any, Callable[..., Any]] = {}  # ops of libraries -> what runs the ops that they are made of
+        self.composed: dict[
+            Any, Callable[..., Any]
+        ] = {}  # ops of libraries -> a function of the ops that they consist of
         self.workspaces: dict[str, int] = {}  # of libraries, kept until they are cleared: the allocation of each name
-        self.paged_bytes = 0  # in managed memory, which the allocator does not have
-        self.autocast = False  # on, where the program runs: below it here, where it is always off
+        self.paged_bytes = 0  # in managed memory, outside the allocator
+        self.autocast = False  # in the program's context: here, below it, it is always off
         self._below_autograd = False
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Without it Dynamo skips every frame under a mode of ours."""
+        """Return True, without which Dynamo skips every frame under a mode of ours."""
         return True
-
-    # -- bookkeeping ---------------------------------------------------------------------------------------
 
     def enter(self, phase: str) -> None:
         self.phase = phase
@@ -132,9 +132,9 @@ class Tracer(TorchDispatchMode):
         self.entered()
 
     def track(self, tensor: Tensor, op: str, *, on_host: bool = False) -> None:
-        """Track a tensor that an op gave: its storage is born if it is new, and born again where its size has changed.
+        """Track a tensor that an op returned: a new storage, or one whose size has changed.
 
-        `on_host`: the real op leaves it on the host, where it takes nothing of the device.
+        `on_host`: the real op leaves it on the host.
         """
         self.sparse |= tensor.is_sparse
         if tensor.layout == torch.strided and tensor.device.type == self.device_type:
@@ -156,7 +156,7 @@ class Tracer(TorchDispatchMode):
             self._resized(storage, known, "resize_", self.record.labels[known.id][2])
 
     def _resized(self, storage: torch.UntypedStorage, known: Storage, op: str, shape: tuple[int, ...]) -> None:
-        """Allocate the new memory before the old one goes (aten/src/ATen/native/cuda/Resize.cpp, resize_bytes_cuda)."""
+        """Allocate the new memory before the old is freed (aten/src/ATen/native/cuda/Resize.cpp, resize_bytes_cuda)."""
         if storage.nbytes() == known.nbytes:
             return
         old, known.nbytes = known.id, storage.nbytes()
@@ -208,15 +208,13 @@ class Tracer(TorchDispatchMode):
         return cast(dict[str, str], node.metadata).get("module", "") if node is not None else ""
 
     def moment(self) -> str:
-        """Return forward, backward or optimizer; a checkpointed module that runs again within backward is forward."""
+        """Return forward, backward or optimizer; a recomputation within backward is forward."""
         if torch._C._current_autograd_node() is not None and not self.modules:
             return "backward"
         return "optimizer" if self.stepping else "forward"
 
-    # -- dispatch ------------------------------------------------------------------------------------------
-
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        if func is DEVICE:  # asked of a fake tensor by C++, twice for each op: no need to go through the fake mode
+        if func is DEVICE:  # C++ asks it of a fake tensor twice for each op: no need for the fake mode
             return args[0].device
         kwargs = kwargs or {}
         if isinstance(func, torch._ops.HigherOrderOperator):
@@ -232,7 +230,7 @@ class Tracer(TorchDispatchMode):
         if func is aten.add.Tensor and self._engine_sums_in_place(args, kwargs):
             return args[0].add_(args[1])
         if func is aten.add.Tensor and self.attention is not None and self.attention.masking:
-            func = aten.add_.Tensor  # the mask to the scores, as above for plain tensors only
+            func = aten.add_.Tensor  # adds the mask to the scores, as above for plain tensors only
         if func in IN_PLACE_FOR_PLAIN_TENSORS and self._is_of_zeros(args[0]) and _called_by_engine(2):
             func = IN_PLACE_FOR_PLAIN_TENSORS[func]
             if func is aten._index_put_impl_.default:
@@ -248,7 +246,7 @@ class Tracer(TorchDispatchMode):
         self.record.moment(self.moment())
         here = self._is_here(args)
         self.ops[op] += here
-        if op in MATMULS and not self.stepping:  # Muon's products are in a dtype of its own
+        if op in MATMULS and not self.stepping:  # Muon's matmuls are in a dtype of its own
             (self.matmul_dtypes if here else self.elsewhere)[str(args[0].dtype)[6:]] += 1
         out = on_fakes(func, args, kwargs)
         steps: list[Step] = []
@@ -258,14 +256,14 @@ class Tracer(TorchDispatchMode):
             reductions.keep(op, args, out)
         results = [out] if isinstance(out, Tensor) else [t for t in tree_iter(out) if isinstance(t, Tensor)]
         self._allocate(op, results, steps)
-        if "out" in kwargs and isinstance(out, Tensor):  # a compiled wrapper's product into a buffer of its own
+        if "out" in kwargs and isinstance(out, Tensor):  # a compiled wrapper's matmul into its own buffer
             self.written_by(out, op)
         self.values.after(func, args, kwargs, out)
         self.choices.after(func, args, kwargs, out)
         return out
 
     def _allocate(self, op: str, results: list[Tensor], steps: list[Step]) -> None:
-        """Allocate an op's results and what its kernel takes for itself, in the order in which it asks for them."""
+        """Allocate an op's results and temporaries in the order in which its kernel asks for them."""
         taken: list[tuple[int, int]] = []
         named = {step.number for step in steps if isinstance(step, Result)}
         for index, tensor in enumerate(results):
@@ -288,14 +286,14 @@ class Tracer(TorchDispatchMode):
             self.record.free(id)
 
     def _is_here(self, args: tuple[Any, ...]) -> bool:
-        """Return whether an op runs on the traced device: where its first argument is, or the first of that list."""
+        """Return whether an op runs on the traced device: by its first argument, or the first of that list."""
         first = args[0] if args else None
         if isinstance(first, list | tuple):
             first = first[0] if first else None
         return isinstance(first, Tensor) and first.device.type == self.device_type
 
     def _taken_apart(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an op that is others, which without autograd comes here whole; its parts are cast as autocast would."""
+        """Decompose a composite op, which without autograd comes here whole; its parts are cast as autocast would."""
         excluded = torch._C._dispatch_tls_local_exclude_set()
         if self.autocast and not self._below_autograd:
             excluded = excluded.remove(DispatchKey.AutocastCUDA)
@@ -305,7 +303,7 @@ class Tracer(TorchDispatchMode):
             return func.decompose(*args, **kwargs)
 
     def _higher_order(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Compiled checkpointing wraps single ops to keep random states, which live on the host: the op alone runs.
+        """Run the single op that compiled checkpointing wraps to keep random states, which are on the host.
 
         flex_attention that is not compiled is ordinary ops: all scores, and what the program makes of them.
         """
@@ -344,7 +342,7 @@ class Tracer(TorchDispatchMode):
         return None
 
     def _by_mask(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return what an op whose size or rows a mask decides gives; None where no mask is there."""
+        """Return the result of an op whose size or rows a mask decides; None without a mask."""
         if func is aten.nonzero.default:
             known = self.values.of(args[0])
             out = self.choices.rows(args[0], bool(known.value) if known.certain else None)
@@ -368,8 +366,7 @@ class Tracer(TorchDispatchMode):
             return func(args[0], expanded, *args[2:], **kwargs)
 
     def _engine_sums_in_place(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Return whether this is the engine adding two gradients, which it does in place when nobody else holds the
-        first.
+        """Return whether the engine adds two gradients in place, which it does when nobody else holds the first.
 
         torch/csrc/autograd/input_buffer.cpp does so for plain tensors only; under a mode every tensor counts as a
         subclass. So the rule is applied here, with the use counts that `calibrate` has seen.
@@ -386,13 +383,13 @@ class Tracer(TorchDispatchMode):
         return False
 
     def _is_of_zeros(self, tensor: Tensor) -> bool:
-        """Say whether a formula made it to write into: of what else it adds to, it wants another (scatter_reduce)."""
+        """Return whether a formula made it to write into: scatter_reduce wants another tensor to add to."""
         id = self.id_of(tensor)
         return id is not None and self.record.labels[id][0] in ZEROS
 
     @classmethod
     def calibrate(cls, device_type: str) -> None:
-        """See what use counts this torch shows for a gradient that only the engine holds. Inside a fake mode."""
+        """Find this torch's use counts of a gradient that only the engine holds. Inside a fake mode."""
         seen: set[tuple[int, int]] = set()
 
         class Probe(TorchDispatchMode):
@@ -422,8 +419,8 @@ def on_fakes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _holders(tensor: Tensor) -> tuple[int, int]:
-    """Return how often a tensor and its storage are held. The storage has a Python object, which nobody holds here: in
-    torch 2.9 and before a held one counts, one that is not held does not.
+    """Return how often a tensor and its storage are held: in torch 2.9 and before the storage's unheld Python object
+    does not count.
     """
     key = tensor.untyped_storage()._cdata
     return tensor._use_count(), torch._C._storage_Use_Count(key)  # type: ignore[attr-defined]
@@ -434,7 +431,7 @@ def _is_mask(index: Tensor | None) -> bool:
 
 
 def _called_by_engine(depth: int) -> bool:
-    """Return whether no Python frame lies between the engine and the op, whose dispatch is so many calls up: it comes
+    """Return whether no Python frame is between the engine and the op, whose dispatch is `depth` calls up: it comes
     from C++.
     """
     frame = sys._getframe(depth)

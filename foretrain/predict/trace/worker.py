@@ -1,8 +1,8 @@
 """The processes that trace: jobs as JSON on standard input, each trace as JSON into the file that its job names.
 
-They are processes of their own because standing in for a card changes torch for good (card/guard.py), and so that
-`plan` stays free of torch. One imports torch and forks a worker for each job. A worker's exit code is in a file beside
-its answer. 0: traced. 4: this torch or system cannot be traced; the answer is then {"reason": ...}.
+Standing in for a card changes torch for good (card/guard.py), and `plan` stays free of torch. One process imports torch
+and forks a worker for each job. A worker's exit code is in a file beside its answer. 0: traced. 4: this torch or system
+cannot be traced; the answer is then {"reason": ...}.
 """
 
 import gc
@@ -25,7 +25,6 @@ CANNOT = 4
 
 
 def work(job: dict[str, Any]) -> int:
-    """Trace a job and write what came of it; the exit code."""
     from foretrain.predict.trace import self_test
 
     out = Path(job["out"])
@@ -36,7 +35,7 @@ def work(job: dict[str, Any]) -> int:
         out.write_text(json.dumps({"reason": str(error)}))
         return CANNOT
     except Exception as error:
-        # Another torch may have moved anything that is patched here; the caller falls back and says this sentence.
+        # Another torch may have moved anything that is patched here; the caller falls back and reports this sentence.
         first = next(iter(str(error).splitlines()), "")[:200]
         out.write_text(json.dumps({"reason": f"torch {installed_torch()} raised {type(error).__name__}: {first}"}))
         return CANNOT
@@ -49,15 +48,14 @@ def work(job: dict[str, Any]) -> int:
 
 
 def _answer(question: dict[str, Any], text: str) -> str:
-    """What there is to say of a trace, beside other workers that do the same of theirs."""
     from foretrain.predict.trace import memory
 
-    gc.enable()  # replays leave cycles behind
+    gc.enable()  # replays leave cycles
     return memory.answer(question, Trace.from_json(json.loads(text))).model_dump_json()
 
 
 def _import_torch(jobs: list[dict[str, Any]]) -> None:
-    """What every worker needs, once for all of them: importing takes longer than tracing."""
+    """Import what every worker needs once for all: importing takes longer than tracing."""
     for job in jobs:
         importlib.import_module(job["by"])
     if any(job["compiled"] for job in jobs):
@@ -65,7 +63,6 @@ def _import_torch(jobs: list[dict[str, Any]]) -> None:
 
 
 def _forked(job: dict[str, Any]) -> int:
-    """The process id of a worker that does one job; what it prints goes into a file beside its answer."""
     out = Path(job["out"])
     if pid := os.fork():
         return pid
@@ -81,20 +78,19 @@ def _forked(job: dict[str, Any]) -> int:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        # torch's static destructors meet the stand-in's patches otherwise; nothing is left to flush
+        # torch's static destructors would meet the stand-in's patches; nothing is left to flush
         os._exit(code)
 
 
 def tell(out: Path, code: int) -> None:
-    """Say in a file how a worker ended; its name is there when it is whole."""
+    """Write how a worker ended; the file gets its name when it is whole."""
     staging = out.with_suffix(".staging")
     staging.write_text(str(code))
     staging.replace(out.with_suffix(".status"))
 
 
 def main() -> int:
-    """Read the jobs, import torch, and fork a worker for each."""
-    gc.disable()  # a fifth of the time; a trace makes no cycles that hold tensors, or their death would be by chance
+    gc.disable()  # a fifth of the time; a trace makes no cycles that hold tensors, or their lifetimes would be random
     asked = json.load(sys.stdin)
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)

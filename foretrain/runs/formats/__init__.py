@@ -1,4 +1,4 @@
-"""All log formats: what the files beside this one list as FORMATS. A further program is one more file."""
+"""All log formats: those that the files here list as FORMATS. A new program is a new file."""
 
 import pkgutil
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ def _found() -> Iterator[LogFormat]:
         yield from getattr(__import__(f"{__name__}.{file.name}", fromlist=["FORMATS"]), "FORMATS", ())
 
 
-# In the order in which they are looked for: a line that two of them could have printed is the first one's.
+# In order of precedence: a line that two formats could have printed is the first one's.
 FORMATS: dict[str, LogFormat] = {
     format.name: format for format in sorted(_found(), key=lambda format: (format.place, format.name))
 }

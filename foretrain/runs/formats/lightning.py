@@ -1,8 +1,8 @@
 """PyTorch Lightning: metrics.csv of its CSVLogger, and its progress bar.
 
-The file begins with the names of its columns, such as `epoch,step,train_loss,val_loss`; a row has the figures of a step
-or of an evaluation. It has no times. The bar shows the mean time of the steps since the epoch began, and counts
-from one in each epoch: `Epoch 9: 100%|█| 860/860 [00:05<00:00, 162.25it/s, v_num=1, train_loss=1.46]`.
+The file begins with its columns, such as `epoch,step,train_loss,val_loss`; a row has the figures of a step or of an
+evaluation, without times. The bar shows the mean time of the epoch's steps, and counts from one in each epoch: `Epoch
+9: 100%|█| 860/860 [00:05<00:00, 162.25it/s, v_num=1, train_loss=1.46]`.
 """
 
 import math
@@ -71,7 +71,7 @@ class _Bar(LineReader):
             step = int(epoch[1]) * bar.of + bar.now
             found.append(Reading(bar.at, step, loss, bar.step_s))
             val = next((values[name] for name in _VAL if name in values), None)
-            # The bar shows the last one until there is another.
+            # The bar repeats the last one until there is another.
             if val is not None and bar.now == bar.of and val != self.val:
                 self.val = val
                 found.append(Reading(bar.at, step, evaluated=True, val_loss=val))

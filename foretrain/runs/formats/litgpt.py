@@ -27,7 +27,6 @@ class _MicroBatches(LineReader):
         self.val = math.nan
 
     def read(self, line: str) -> list[Reading]:
-        """Return the step that ended in this line, or an evaluation."""
         found = [self._evaluation(m, number(m["val"], grouped_thousands=False)) for m in _VALIDATION.finditer(line)]
         for match in _LINE.finditer(line):
             found += self._line(match)
@@ -35,7 +34,7 @@ class _MicroBatches(LineReader):
 
     def _line(self, match: re.Match[str]) -> list[Reading]:
         iteration, step = int(match["iter"]), int(match["step"])
-        if iteration == self.iteration:  # another process says it too
+        if iteration == self.iteration:  # another process prints it too
             return []
         follows = iteration == self.iteration + 1 or (self.iteration < 0 and iteration == 1)
         self.complete = follows and (self.complete or self.sum_s == 0.0)
@@ -44,7 +43,7 @@ class _MicroBatches(LineReader):
         found: list[Reading] = []
         if match["val"] and match["val"].lower() != "n/a":
             val = number(match["val"], grouped_thousands=False)
-            # Three decimals of what was said before with four, or of an evaluation that this log has lost.
+            # Three decimals of what was printed before with four, or of an evaluation that this log has lost.
             if math.isfinite(val) and not abs(val - self.val) < 0.00051:
                 found.append(self._evaluation(match, val, step - 1))
         if match["ended"]:

@@ -1,6 +1,6 @@
-"""What is known of one program's log: how its lines are found, and what each figure in them is, with its unit.
+"""The description of one program's log: how its lines are found, and each figure in them with its unit.
 
-Steps are found anywhere in a line, so that time stamps, ranks, colours and progress bars around them do no harm.
+Steps are found anywhere in a line, whatever time stamps, ranks, colours and progress bars are around them.
 """
 
 import math
@@ -15,8 +15,8 @@ NUMBER = r"[-+]?(?:nan|inf|\d(?:[\d.,]{0,30}\d)?(?:e[-+]?\d{1,3})?)"
 INT = r"\d{1,12}"
 BYTES = {"bytes": 1, "mb": 10**6, "gb": 10**9, "mib": 2**20, "gib": 2**30}  # by the end of a group's name
 MEMORY = ("allocated", "reserved", "active", "device")  # what a figure of memory counts: the beginning of such a name
-# Where the time of a step is from: as printed; the difference of times since the start; the time stamps of the lines;
-# the mean that a progress bar shows; or the log has none.
+# Where the time of a step is from: printed; the difference of times since the start; the lines' time stamps; a progress
+# bar's mean; or none.
 TimeSource = Literal["printed", "difference", "stamps", "bar", "none"]
 LossUnit = Literal["nats a token", "bits a byte", "a preference loss", "a policy loss"]
 
@@ -41,10 +41,10 @@ def number(text: str, *, grouped_thousands: bool = True) -> float:
 
 @dataclass(slots=True)
 class Reading:
-    """What one line says. None: it does not say; NaN: it does, but that is no number.
+    """The content of one line. None: absent; NaN: present, but not a number.
 
-    A step has a number, or none where the program prints none. `evaluated`: it is of an evaluation, after `step`.
-    `of`: the last step. `memory_bytes`: by what it counts, one of MEMORY. `restarts`: the run begins again here.
+    A step has a number, or none where the program prints none. `evaluated`: it is of an evaluation, after `step`. `of`:
+    the last step. `memory_bytes`: by what it counts, one of MEMORY. `restarts`: the run begins again here.
     """
 
     at: int = 0  # where in the line, so that several keep their order
@@ -62,21 +62,18 @@ class Reading:
 
 
 class Corrected(NamedTuple):
-    """What is known of the steps once all lines were read: their numbers and times, one each; None: as they were."""
+    """Numbers and times of the steps once all lines were read; None: unchanged."""
 
     numbers: "array[int] | None" = None
     times_s: "array[float] | None" = None
 
 
 class LineReader:
-    """Reads one log of one program, line by line, from its beginning."""
-
     def __init__(self, format: "LogFormat") -> None:
         self.format = format
-        self.words = format.words  # one of them stands in every line that is worth a look; none: look at each
+        self.words = format.words  # one of them is in every relevant line; none: read each
 
     def read(self, line: str) -> list[Reading]:
-        """Return what the line says of steps and evaluations."""
         raise NotImplementedError
 
     def finish(self) -> Corrected:
@@ -89,8 +86,9 @@ class LineReader:
 
 
 class Header(NamedTuple):
-    """A line about the whole run. `word`: what stands in it, in small letters. The groups are named as the fields of
-    LogHeader; `sequences` times `seq_len` is `tokens_per_step`; a figure of memory is named with its unit."""
+    """A line about the whole run. `word`: a part of it, in small letters. The groups are named as the fields of
+    LogHeader; `sequences` times `seq_len` is `tokens_per_step`; a figure of memory is named with its unit.
+    """
 
     word: str
     pattern: re.Pattern[str]
@@ -100,10 +98,10 @@ class Header(NamedTuple):
 class LogFormat:
     """One program's log.
 
-    `step_line` finds the line of a step, with the group `step` and, where the program prints them, `loss`, `ms` or `s`
-    (the step's time), `total_ms` (time since the start), `of` (the last step), `mfu` (percent), `rate` (tokens per
-    second), `lr`, and memory as in `reserved_gib`. `val_line` has `step` and `val`; without one, the lines that
-    nanoGPT's relatives print are looked for. `reader` is for what patterns cannot say.
+    `step_line` finds the line of a step, with the group `step` and, where printed, `loss`, `ms` or `s` (the step's
+    time), `total_ms` (time since the start), `of` (the last step), `mfu` (percent), `rate` (tokens per second), `lr`,
+    and memory as in `reserved_gib`. `val_line` has `step` and `val`; the default is nanoGPT's evaluations. `reader` is
+    for what patterns cannot describe.
     """
 
     name: str
@@ -111,20 +109,20 @@ class LogFormat:
     val_line: re.Pattern[str] | None = None
     headers: tuple[Header, ...] = ()
     reader: "Callable[[LogFormat], LineReader] | None" = None
-    words: tuple[str, ...] = ()  # one of them stands in the line that tells the program; none: all are looked at
+    words: tuple[str, ...] = ()  # one of them is in the line that identifies the program; none: try all
     title: str = ""  # the program's name as it is written, if that is another one
-    place: int = 50  # the lower ones are looked for first
+    place: int = 50  # the lower ones are tried first
     has_config: bool = False  # whether a config of foretrain's can describe its model
     val_unit: LossUnit = "nats a token"  # of validation losses
     h100_mfu: bool = False  # older versions divide by an H100's peak on every card
-    fallback: bool = False  # looked for where no other format takes a line of the whole log
+    fallback: bool = False  # used where no other format takes a line of the whole log
     counts_to_total: bool = False  # the last step has the number of all steps; else that less one
     times_evaluation: bool = False  # evaluations and saves are within the time of their step
     step_time: TimeSource = "printed"
     mean_times: bool = False  # a time is the mean of the steps since the line before
     rate_per_gpu: bool = False  # its tokens per second are one card's
-    printed: bool = True  # it is a text that a program prints, and is told of as one
-    own_evaluations: bool = False  # it never prints evaluations as nanoGPT's relatives do
+    printed: bool = True  # it is a text that a program prints, and is shown as one
+    own_evaluations: bool = False  # it never prints evaluations in nanoGPT's form
 
     @property
     def shown(self) -> str:
@@ -183,8 +181,9 @@ class PatternReader(LineReader):
         return Reading(match.start(), at, evaluated=True, val_loss=loss)
 
     def difference(self, step: int, total_s: float) -> float | None:
-        """Return the mean time of the steps since the last line, by the time since some start; None where there is no
-        such line, or the program set its clock to zero in between."""
+        """Return the mean time of the steps since the last line, from times since some start; None where there is no
+        such line, or the program reset its clock in between.
+        """
         before, self.before = self.before, (step, total_s)
         if before is None or step <= before[0] or not total_s > before[1]:
             return None
@@ -192,7 +191,7 @@ class PatternReader(LineReader):
 
 
 def memory_of(groups: Mapping[str, str | None]) -> dict[str, int] | None:
-    """Return {what it counts: bytes} of the groups that are named so, such as `reserved_gib`; None without one."""
+    """Return {what it counts: bytes} of such groups as `reserved_gib`; None without one."""
     found = {}
     for name, text in groups.items():
         named = _memory_group(name)
@@ -204,6 +203,6 @@ def memory_of(groups: Mapping[str, str | None]) -> dict[str, int] | None:
 
 
 def _memory_group(name: str) -> tuple[str, int] | None:
-    """Return (what it counts, bytes of its unit) of a name such as `reserved_gib`; None of another one."""
+    """Return (what it counts, bytes of its unit) of a name such as `reserved_gib`; else None."""
     kind, _, unit = name.rpartition("_")
     return (kind, BYTES[unit]) if kind in MEMORY and unit in BYTES else None

@@ -1,5 +1,3 @@
-"""Log formats that patterns describe: one row each, with a line that the program prints."""
-
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,7 +14,7 @@ _NANOCHAT = (
     rf"{_STEP}(?:/(?P<of>{INT}))?\s+\({NUMBER}%\)\s*\|\s*loss:\s*{_LOSS}\s*\|.{{0,200}}?\bdt:\s*{_MS}",
     rf"(?:\s*\|\s*tok/sec:\s*{_RATE})?(?:\s*\|\s*(?:bf16_)?mfu:\s*{_MFU})?",
 )
-# Of modded-nanogpt's: since the start, without validation; older versions set the clock to zero after the tenth step.
+# modded-nanogpt: times since the start, without validation; older versions reset the clock after the tenth step.
 _MODDED = pattern(rf"(?<![a-z_])step:(?P<step>{INT})/(?P<of>{INT})\s+(?:train_loss:\s*{_LOSS}\s+)?{_TOTAL_MS}")
 _MODDED_VAL = rf"(?<![a-z_])step:(?P<step>{INT})/{INT}\s+val_loss:\s*{_VAL}"
 _PEAK = Header(
@@ -32,8 +30,6 @@ _SINCE_START: dict[str, Any] = {
 
 
 class _ParameterGolf(PatternReader):
-    """modded-nanogpt's lines, once one of them has bits per byte in it."""
-
     known = False
 
     def read(self, line: str) -> list[Reading]:

@@ -1,6 +1,5 @@
-"""tqdm's progress bar in a log: how many steps are done, and the mean time of the last ones.
-
-`  6%|▋         | 1/16 [01:18<19:31, 78.12s/it]`. The mean is tqdm's own, of the last few updates.
+"""tqdm's progress bar in a log, `  6%|▋         | 1/16 [01:18<19:31, 78.12s/it]`; its mean is of the last few
+updates.
 """
 
 import re
@@ -18,7 +17,7 @@ _BAR = re.compile(
 
 
 class Bar(NamedTuple):
-    """One drawing of a bar. `label`: what stands before it; `elapsed_s`: since it began; `after`: its postfix."""
+    """One drawing of a bar. `label`: before it; `elapsed_s`: since it began; `after`: its postfix."""
 
     label: str
     now: int
@@ -30,7 +29,6 @@ class Bar(NamedTuple):
 
 
 def bars(line: str) -> list[Bar]:
-    """Return the bars in a line that have a rate."""
     if "%|" not in line:
         return []
     found = []
@@ -45,7 +43,6 @@ def bars(line: str) -> list[Bar]:
 
 
 def _seconds(clock: str) -> int:
-    """Read 1:02:03 or 02:03."""
     total = 0
     for part in clock.split(":"):
         total = total * 60 + int(part or 0)
@@ -53,7 +50,7 @@ def _seconds(clock: str) -> int:
 
 
 class Drawn:
-    """What one bar showed over a run: counts that rise, and the mean step time at each."""
+    """One bar over a run: counts that rise, and the mean step time at each."""
 
     def __init__(self, of: int = 0) -> None:
         self.counts, self.times_s = array("q"), array("d")
@@ -72,11 +69,10 @@ class Drawn:
 
     @property
     def now(self) -> int:
-        """Return the last count; 0 before the first."""
         return self.counts[-1] if self.counts else 0
 
     def time_s(self, after: int, step: int) -> float:
-        """Return the mean that was shown last between these steps; NaN where none was."""
+        """Return the last mean shown between these steps; NaN where there is none."""
         i = bisect_right(self.counts, step) - 1
         return self.times_s[i] if i >= 0 and self.counts[i] > after else float("nan")
 
@@ -86,7 +82,7 @@ _MOST_BARS = 64
 
 
 class Bars:
-    """The bars of a program, by their totals. Evaluations draw theirs in between; the training's takes longest."""
+    """The bars of a program, by their totals. The training's takes longest; evaluations draw theirs in between."""
 
     def __init__(self) -> None:
         self.by_total: dict[int, Drawn] = {}

@@ -1,7 +1,7 @@
 """pytorch/torchtitan, components/metrics.py: `step: 14  loss:  3.24405  …  memory:  9.46GiB(64.99%)  tps: 7,282  …`.
 
-Its logger writes the time in front of each line; a step's time is the difference of two, over the steps between them.
-Memory is what the allocator reserved at most. Tokens per second are one card's. Colours stand between the words.
+A step's time is the difference of two time stamps, divided by the steps between them. Memory is the allocator's
+reserved peak. Tokens per second are one card's. Colours are between the words.
 """
 
 import re
@@ -9,7 +9,7 @@ from datetime import datetime
 
 from foretrain.runs.formats.log_format import INT, NUMBER, Header, LogFormat, PatternReader, Reading, pattern
 
-_COLOUR = r"(?:\[\d{1,2}m)?"  # where a copy has lost the escape character
+_COLOUR = r"(?:\[\d{1,2}m)?"  # a copy may have lost the escape character
 _STEP = rf"step:\s*(?P<step>{INT})\s+{_COLOUR}loss:\s*"
 _MEMORY = rf"(?:\s*{_COLOUR}memory:\s*(?P<reserved_gib>{NUMBER})\s*GiB(?:\({NUMBER}%\))?)?"
 _STAMP = re.compile(r"\b(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)[,.](\d{1,6})")

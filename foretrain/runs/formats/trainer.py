@@ -1,11 +1,11 @@
-"""Hugging Face transformers' Trainer on the console: one dictionary a line, numbers as such or, since 5.0, as text.
+"""Hugging Face transformers' Trainer on the console: one dictionary per line, with numbers or, since 5.0, text.
 
 `{'loss': 1.1836, 'grad_norm': 2.29, 'learning_rate': 0.0002, 'epoch': 0.01}`, an evaluation `{'eval_loss': …}`, and the
-end `{'train_runtime': 158.8, …, 'train_steps_per_second': 1.638, …}`. Neither the step nor its time is in them. The
-progress bar between the lines shows both. A pipe often brings it in another order: steps are numbered at the end.
+end `{'train_runtime': 158.8, …, 'train_steps_per_second': 1.638, …}`. They have neither the step nor its time; the
+progress bar between the lines has both. A pipe often reorders them, so steps are numbered at the end.
 
-And trainer_state.json, which it writes beside each checkpoint: the same entries, with their steps. It is read entry by
-entry, as text comes, whatever its size. A step's time is not in it; the end has that of the whole run.
+And trainer_state.json beside each checkpoint: the same entries, with their steps, read one by one, whatever its size.
+It has no step time, but the whole run's at the end.
 """
 
 import math
@@ -20,7 +20,7 @@ from foretrain.runs.formats.progress_bar import WORDS, Bars, Drawn, bars
 
 _DICT = re.compile(r"\{'[^{}]{3,6000}\}")  # as Python prints it; JSON has other quotes
 _PAIR = re.compile(r"(['\"])([^'\"]{1,80})\1:\s*['\"]?([-+]?[\w.]{1,40}(?:[-+]\d{1,3})?)['\"]?(?=\s*[,}])")
-# Key -> what it counts and its unit. axolotl's, first as it is now, then as it was; and Liger-Kernel's example.
+# Key -> what it counts and its unit. axolotl's newer and older, and Liger-Kernel's example.
 _MEMORY = {
     "memory/max_active (GiB)": ("active", 2**30), "memory/max_mem_active(gib)": ("active", 2**30),
     "memory/max_allocated (GiB)": ("allocated", 2**30), "memory/max_mem_allocated(gib)": ("allocated", 2**30),
@@ -33,7 +33,7 @@ _TOKENS = ("num_tokens", "num_input_tokens_seen", "tokens/total")  # since the s
 
 
 def figures(text: str) -> dict[str, float]:
-    """Return {key: value} of a printed dictionary; NaN for nan, inf and None. What is no number is left out."""
+    """Return {key: value} of a printed dictionary; NaN for nan, inf and None. What is not a number is left out."""
     found = {}
     for _, key, value in _PAIR.findall(text):
         known = number(value, grouped_thousands=False)
@@ -43,7 +43,7 @@ def figures(text: str) -> dict[str, float]:
 
 
 def reading_of(values: Mapping[str, float], step: int | None, at: int = 0) -> Reading | None:
-    """Read one entry: a step's loss, or an evaluation. None for the end, and for other entries."""
+    """Read one entry: a step's loss, or an evaluation; None for others, such as the end."""
     if "train_runtime" in values and "loss" not in values:
         return None
     loss = values.get("loss")
@@ -61,7 +61,7 @@ def reading_of(values: Mapping[str, float], step: int | None, at: int = 0) -> Re
 
 
 class Tally:
-    """What entries say of the whole run: tokens that were counted, and the end."""
+    """The whole run's figures from its entries: tokens, and the end."""
 
     def __init__(self) -> None:
         self.first_tokens, self.last_tokens = (0, math.nan), (0, math.nan)  # (step or line, tokens)
@@ -90,12 +90,11 @@ class Tally:
         return found
 
     def steps(self) -> int:
-        """Return the steps of the whole run, by its time and rate; 0 where they cannot be."""
+        """Return the steps of the whole run, by its time and rate; 0 where they are impossible."""
         steps = self.run_s * self.steps_per_s
         return round(steps) if 0 < steps < 1e12 else 0
 
     def tokens_per_step(self, first: int, last: int) -> float | None:
-        """Divide the tokens counted from the first to the last of these steps."""
         tokens = self.last_tokens[1] - self.first_tokens[1]
         return tokens / (last - first) if last > first and 0 < tokens < 1e18 else None
 
@@ -112,7 +111,7 @@ class Dictionaries(LineReader):
         self.corrected: Corrected | None = None
 
     def read(self, line: str) -> list[Reading]:
-        """Read the dictionaries in the line; bars are kept for the end."""
+        """Read the dictionaries in the line; bars wait for the end."""
         found = [reading for match in _DICT.finditer(line) if (reading := self._take(match)) is not None]
         for bar in bars(line):
             if not bar.label:
@@ -130,7 +129,7 @@ class Dictionaries(LineReader):
             self.tally.add(values, self.lines)
             return reading
         same = tuple(values.get(key, math.nan) for key in ("loss", "epoch", "learning_rate", "grad_norm"))
-        if repr(same) == repr(self.last):  # another process says it too; NaN is not itself
+        if repr(same) == repr(self.last):  # another process prints it too; NaN is not itself
             return None
         self.last = same
         epoch = values.get("epoch", math.nan)
@@ -146,7 +145,7 @@ class Dictionaries(LineReader):
         return reading
 
     def finish(self) -> Corrected:
-        """Return the steps' numbers, where the end, or the bar, tells them; and their times by the bar."""
+        """Return the steps' numbers, where the end or the bar tells them, and their times by the bar."""
         if self.corrected is not None:
             return self.corrected
         if len(self.after) < self.lines:
@@ -185,7 +184,7 @@ class Dictionaries(LineReader):
         return self.tally.steps()
 
     def _unevenness(self, counts: "array[int]") -> float:
-        """Return how little the epochs agree with these numbers of steps."""
+        """Return how badly the epochs agree with these step numbers."""
         shares = [count / epoch for count, epoch in zip(counts, self.epochs, strict=True) if epoch > 0]
         middle = median(shares) if shares else 0.0
         return median(abs(share - middle) for share in shares) if shares else 0.0

@@ -1,6 +1,6 @@
-"""Logs of programs that are not known, read by what their lines call a step, a loss, a time with its unit, and a rate.
+"""Logs of unknown programs, read by what their lines call a step, a loss, a time with its unit, and a rate.
 
-These are looked for only where no other format takes a line of the whole log. What was taken for what is kept.
+They are tried only where no other format takes a line of the whole log. The interpretation is recorded.
 """
 
 import math

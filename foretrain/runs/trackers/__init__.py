@@ -1,6 +1,6 @@
-"""Experiment trackers that a run can be reported to: what the files beside this one list as TRACKERS.
+"""Experiment trackers that a run can be reported to: those that the files here list as TRACKERS.
 
-A further tracker is one more file. No library is imported before a run is reported or read.
+A new tracker is a new file. No library is imported before a run is reported or read.
 """
 
 import difflib
@@ -27,7 +27,7 @@ TRACKERS: dict[str, type[Tracker]] = {tracker.name: tracker for tracker in _foun
 
 
 def asked_for(report_to: str, *, wandb_log: bool = False) -> tuple[str, ...]:
-    """Return the trackers that a config names, each once. Raises UserError for one that is not known."""
+    """Return the trackers that a config names, each once. Raises UserError for an unknown one."""
     words = [word for word in re.split(r"[\s,]+", report_to.lower()) if word not in ("", "none")]
     words += ["wandb"] if wandb_log else []
     for word in words:
@@ -45,7 +45,7 @@ def keeper_of(path: Path) -> type[Tracker] | None:
 
 
 def read(path: Path, run: str | None = None) -> Tracked:
-    """Read the run that a tracker has kept in this path, which `keeper_of` knows. Raises UserError."""
+    """Read a tracked run in this path, which `keeper_of` knows. Raises UserError."""
     keeper = keeper_of(path)
     if keeper is None:
         raise UserError("data.log_unreadable", path=str(path), reason="no tracker has written it")

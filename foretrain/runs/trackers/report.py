@@ -1,11 +1,11 @@
-"""`Report`: hands a run's lines to a tracker's own process, and never lets the training wait for it.
+"""`Report`: sends a run's lines to a tracker's own process, and never lets the training wait for it.
 
-A line is put into a queue that a thread empties. Where the tracker is so slow that the queue is full, lines are left
-out and counted. Whatever fails is told once; metrics.jsonl and run.json have everything all the same.
+A thread empties a queue of lines; while it is full, lines are left out and counted. A failure is reported once;
+metrics.jsonl and run.json have everything all the same.
 
-That process runs `main`. It is handed the job first, then lines of metrics, then the end. It answers once the run is
-begun, once it is over, and where it cannot go on. Frames end with the training, also where that was killed. A stop of
-the training is none of its business: it is told of it, and reports what is left.
+The process runs `main`. It gets the job first, then lines of metrics, then the end. It answers once the run is begun,
+once it is over, and where it cannot go on. Frames end with the training, also after a kill. A stop of the training does
+not stop it: it reports what is left.
 """
 
 import contextlib
@@ -28,18 +28,18 @@ from foretrain.runs.trackers.tracker import Job, Namer, Tracker, short
 
 MOST_WAITING = 10_000
 CHILD = "foretrain.runs.trackers.report"
-FINISH_S = 40.0  # how long the end of a run waits; a tracker that sends gives up by itself before
-SOON_S, LATER_S, STARTING_S = 0.25, 5.0, 20.0  # how often its process is looked at: while it starts, and after that
+FINISH_S = 40.0  # how long the end of a run waits; a tracker that sends gives up before
+SOON_S, LATER_S, STARTING_S = 0.25, 5.0, 20.0  # how often its process is polled: while it starts, and after that
 LAST_S = 10.0
-TELL_S = 2.0  # after that it is said what is waited for
+TELL_S = 2.0  # before a message says what is waited for
 Event = tuple[str, dict[str, Any]]
 
 
 @dataclass
 class Report:
-    """One run to one tracker. `before`: the lines of the run that were reported to it by an earlier process.
+    """One run to one tracker. `before`: the lines of the run that an earlier process reported.
 
-    `told` collects what the user should hear, as (event id, values).
+    `told` collects messages for the user, as (event id, values).
     """
 
     tracker: type[Tracker]
@@ -47,7 +47,7 @@ class Report:
     namer: Namer
     before: list[dict[str, Any]] = field(default_factory=list)
     id: str | None = None  # once it has begun
-    processor_s: float = 0.0  # of the tracker's process and what it started
+    processor_s: float = 0.0  # of the tracker's process and its children
 
     def __post_init__(self) -> None:
         self.told: queue.SimpleQueue[Event] = queue.SimpleQueue()
@@ -65,7 +65,6 @@ class Report:
         threading.Thread(target=self._work, daemon=True).start()
 
     def hear(self, line: dict[str, Any]) -> None:
-        """Take a line of metrics.jsonl; never wait."""
         if self._failed:
             return
         try:
@@ -93,7 +92,6 @@ class Report:
 
     @property
     def _log(self) -> Path:
-        """Return the file of what the tracker's library prints."""
         return self.job.folder / f"tracker-{self.tracker.name}.log"
 
     def _work(self) -> None:
@@ -111,8 +109,7 @@ class Report:
                 self._look_at_process()
 
     def _as_they_come(self) -> Iterator[dict[str, Any]]:
-        """Yield what the child is told. Of a resumed run, an evaluation that a tracker takes back is reported once
-        more."""
+        """Yield the child's frames. In a resumed run an evaluation that a tracker takes back is repeated."""
         first = True
         while (line := self._next()) is not None:
             if first:
@@ -136,7 +133,7 @@ class Report:
 
     @property
     def _look_again_s(self) -> float:
-        """Return how often its process is looked at: what a library takes to start is most of what it takes."""
+        """Return how often its process is polled: starting a library is most of its work."""
         return SOON_S if time.monotonic() - self._began_s < STARTING_S else LATER_S
 
     def _look_at_process(self) -> None:
@@ -159,7 +156,7 @@ class Report:
             self._fail(f"its process ended with exit code {code}")
         if self._left_out:
             self._say("tracker_behind", count=self._left_out)
-        if not self._failed:  # what a library prints when all is well is nobody's concern
+        if not self._failed:  # a library's messages without a failure are ignored
             with contextlib.suppress(OSError):
                 self._log.unlink()
         self._over.set()
@@ -179,13 +176,13 @@ class Report:
         self._say("tracker_failed", reason=reason, check=self.tracker.check)
 
 
-TRIES_S = 1.0, 4.0  # the waits before what has failed is tried again
+TRIES_S = 1.0, 4.0  # the waits before retries
 FLUSH_S = 5.0
 
 
 def main(parent: Parent, name: str) -> None:
     for number in ("SIGTERM", "SIGHUP"):
-        with contextlib.suppress(AttributeError, ValueError):  # Windows has not all of them
+        with contextlib.suppress(AttributeError, ValueError):  # Windows lacks some of them
             signal.signal(getattr(signal, number), signal.SIG_IGN)
     with contextlib.suppress(AttributeError, OSError):
         os.nice(10)  # the training's threads go first
@@ -216,7 +213,7 @@ def _report(name: str, parent: Parent) -> None:
 
 
 def _tried(act: Callable[[], None]) -> None:
-    """Try it, and where it fails a few times more. Raises what it raised at last."""
+    """Try it, with a few retries. Raises its last error."""
     for wait_s in TRIES_S:
         try:
             return act()

@@ -1,4 +1,4 @@
-"""TensorBoard: event files in the run's own folder. Values are kept as float32, as its format has them.
+"""TensorBoard: event files in the run's own folder. Values are float32, as its format has them.
 
 Written and read with TensorBoard's own library, which needs neither TensorFlow nor PyTorch for it.
 """
@@ -15,12 +15,12 @@ from foretrain.runs.trackers.tracker import MOST_VALUES, Job, Row, Started, Trac
 FOLDER = "tensorboard"
 _FILE = "events.out.tfevents"
 _CONFIG = "config"  # a text, as JSON
-_TEXT = "/text_summary"  # what TensorBoard's text plugin adds to a tag
+_TEXT = "/text_summary"  # TensorBoard's text plugin adds it to a tag
 _EVENTS = "tensorboard.backend.event_processing.event_accumulator"
 
 
 class TensorBoard(Tracker):
-    """Reports to event files. A resume begins another file, which takes back what was written of later steps."""
+    """Reports to event files. A resume begins another file, which takes back later steps."""
 
     name, package, check, takes_back = "tensorboard", "tensorboard", "`tensorboard --inspect`", True
 
@@ -66,7 +66,7 @@ class TensorBoard(Tracker):
     @classmethod
     def read(cls, path: Path, run: str | None) -> Tracked:
         cls.need_to_read(path)
-        logging.getLogger("tensorboard").setLevel(logging.ERROR)  # it tells of each resume
+        logging.getLogger("tensorboard").setLevel(logging.ERROR)  # it logs each resume
         if path.is_dir():
             folders = {str(folder): str(folder.relative_to(path)) for folder in _folders(path)}
             path = Path(chosen(path, folders, run))
@@ -105,7 +105,7 @@ def _rows(events: Any, path: Path) -> list[Row]:
 
 
 def _config(events: Any) -> dict[str, Any]:
-    """Return the config that a run of ours wrote as a text; that of others is not known."""
+    """Return the config that a run of ours wrote as a text."""
     try:
         text = events.Tensors(_CONFIG + _TEXT)[0].tensor_proto.string_val[0].decode()
         found = json.loads(text)

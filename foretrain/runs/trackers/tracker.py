@@ -1,7 +1,7 @@
-"""`Tracker`: what foretrain asks of an experiment tracker, and what it reads of a run that one has kept.
+"""`Tracker`: the interface to an experiment tracker, and to the runs that it has.
 
-A tracker runs in a process of its own (report.py), which is handed one line after the other. So its library takes
-neither time nor memory of the training, may raise whatever it likes, and prints nothing between the training's lines.
+A tracker runs in a process of its own (report.py), which gets one line after the other. So its library takes neither
+time nor memory of the training, may raise anything, and prints nothing between the training's lines.
 """
 
 import contextlib
@@ -16,15 +16,15 @@ from typing import Any, ClassVar
 from foretrain.base.errors import UserError
 from foretrain.base.units import JOULES_PER_KWH
 
-MOST_VALUES = 4_000_000  # of one run that is read; each takes about 100 bytes
-MOST_OF_A_REASON = 160  # characters of what a library says
+MOST_VALUES = 4_000_000  # read of one run; each takes about 100 bytes
+MOST_OF_A_REASON = 160  # characters of a library's message
 VERSION = "foretrain_version"  # in the config of a run: it is one of ours
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Job:
-    """A run as a tracker is told of it. `resumed`: the id under which it was reported before."""
+    """A run for a tracker. `resumed`: its earlier id there."""
 
     project: str
     name: str
@@ -35,9 +35,9 @@ class Job:
 
 @dataclass(frozen=True)
 class Started:
-    """`id`: to go on with after a resume. `look`: the command, or address, that shows the run.
+    """`id`: to resume with. `look`: the command, or address, that shows the run.
 
-    `offline`: why it is kept on this machine though the tracker was to send it. `send`: the command that sends it then.
+    `offline`: why it stays on this machine though the tracker was to send it. `send`: the command that sends it then.
     """
 
     id: str
@@ -48,9 +48,8 @@ class Started:
 
 @dataclass(frozen=True)
 class Tracked:
-    """A run as a tracker has kept it. `rows`: metric -> value, as they were logged, the earliest first.
-
-    What of a row is a step or a time is a metric like the others, under the tracker's own name.
+    """A tracked run. `rows`: metric -> value, as logged, the earliest first; steps and times are metrics too, by the
+    tracker's own names.
     """
 
     tracker: str
@@ -60,16 +59,15 @@ class Tracked:
 
     @property
     def is_ours(self) -> bool:
-        """Return whether `foretrain train` reported it."""
         return VERSION in self.config
 
 
 class Tracker(ABC):
-    """One tracker: reports one run, and reads runs that were reported. Errors of its library are let through.
+    """One tracker: reports one run, and reads reported runs. Errors of its library are let through.
 
-    `package`: the module that must be there to report. `check`: where a user looks first when reporting fails: a
-    command or a variable. `project`: its own variable that names the project, if it has one. `takes_back`: with the
-    first step after a resume, it forgets what it had of that step and later ones.
+    `package`: the module needed to report. `check`: where to look first when reporting fails: a command or a variable.
+    `project`: the variable of its project, if any. `takes_back`: with the first step after a resume, it forgets that
+    step and later ones.
     """
 
     name: ClassVar[str]
@@ -80,14 +78,14 @@ class Tracker(ABC):
 
     @abstractmethod
     def start(self, job: Job) -> Started:
-        """Begin the run, or go on with it."""
+        """Begin or resume the run."""
 
     @abstractmethod
     def log(self, step: int, values: Mapping[str, float], at_s: float) -> None:
         """Take the values of one step, logged at this time since 1970."""
 
     def flush(self) -> None:
-        """Send what is still held back: nothing more comes for now."""
+        """Send what is buffered: nothing more comes for now."""
         return
 
     @abstractmethod
@@ -102,7 +100,7 @@ class Tracker(ABC):
     @classmethod
     @abstractmethod
     def read(cls, path: Path, run: str | None) -> Tracked:
-        """Read the run in this path; `run`: which one of several, by its name or id. Raises UserError."""
+        """Read the run in this path; `run`: one of several, by its name or id. Raises UserError."""
 
     @classmethod
     def install(cls) -> str:
@@ -110,7 +108,6 @@ class Tracker(ABC):
 
     @classmethod
     def is_installed(cls) -> bool:
-        """Return whether its library is there; nothing is imported."""
         try:
             return importlib.util.find_spec(cls.package) is not None
         except (ImportError, ValueError):
@@ -118,7 +115,7 @@ class Tracker(ABC):
 
     @classmethod
     def need_to_read(cls, path: Path) -> None:
-        """Raise UserError where its library is not there, which alone reads its files."""
+        """Raise UserError without its library, which alone reads its files."""
         if not cls.is_installed():
             raise UserError("environment.tracker_reader", path=str(path), tracker=cls.name, command=cls.install())
 
@@ -129,13 +126,13 @@ def damaged(path: Path, tracker: str, reason: object) -> UserError:
 
 
 def short(reason: object) -> str:
-    """Return what an error says, on one line of a terminal or two."""
+    """Return an error's text in a line of a terminal or two."""
     text = " ".join(str(reason).split()).rstrip(".") or type(reason).__name__
     return text if len(text) <= MOST_OF_A_REASON else text[: MOST_OF_A_REASON - 1] + "…"
 
 
 def chosen(path: Path, runs: Mapping[str, str], wanted: str | None) -> str:
-    """Return the id of the run that is meant: the only one, or the one with this id or name. Raises UserError.
+    """Return the id of the only run, or of the one with this id or name. Raises UserError.
 
     `runs`: id -> name, the newest last.
     """
@@ -149,7 +146,7 @@ def chosen(path: Path, runs: Mapping[str, str], wanted: str | None) -> str:
 
 
 def without_undone(rows: Iterable[Row], step: str) -> list[Row]:
-    """Leave out the rows of steps that a resumed run did again: where `step` goes back, it was resumed there.
+    """Leave out the rows of steps that a resumed run repeated: it was resumed where `step` goes back.
 
     An evaluation before that step stays, as a resume does not repeat it.
     """
@@ -165,7 +162,7 @@ def without_undone(rows: Iterable[Row], step: str) -> list[Row]:
 
 
 def logged_at_s(row: Row) -> float | None:
-    """Return when a row was logged, in seconds of whatever clock the tracker has; None where it does not say."""
+    """Return when a row was logged, in seconds of the tracker's clock; None where unknown."""
     for name in ("_timestamp", "timestamp"):
         value = row.get(name)
         if isinstance(value, int | float):
@@ -176,12 +173,10 @@ def logged_at_s(row: Row) -> float | None:
     return None
 
 
-# What a line of metrics.jsonl is called in a tracker, so that a run of ours and one of the Trainer share their
-# charts.
-#
-# The Trainer's names are those of transformers 5.23 (integrations/integration_utils.py): `rewrite_logs` makes
-# `eval/loss` of `eval_loss` and `train/loss` of `loss`, and `train/global_step` is what charts are drawn over. What
-# the Trainer does not log (time of a step, MFU, memory, energy) stands beside it with the unit in its name.
+# Names of a metrics.jsonl line in trackers, so that runs of ours and of the Trainer share charts: those of transformers
+# 5.23 (integrations/integration_utils.py): `rewrite_logs` makes `eval/loss` of `eval_loss` and `train/loss` of `loss`,
+# and charts are drawn over `train/global_step`. What the Trainer does not log (time of a step, MFU, memory, energy) has
+# the unit in its name.
 
 STEP = "train/global_step"
 OF_STEP = {
@@ -195,7 +190,7 @@ OF_PLAN, ENERGY = "train/memory_of_plan", "train/energy_kwh"
 
 
 class Namer:
-    """Names the lines of one run. `planned_bytes`: the memory that its plan expects; None where there is no plan."""
+    """Names the lines of one run. `planned_bytes`: the memory of its plan, if any."""
 
     def __init__(self, planned_bytes: float | None) -> None:
         self.planned_bytes = planned_bytes
@@ -203,7 +198,7 @@ class Namer:
         self._last: tuple[float, float] | None = None  # seconds and watts of the last line with a power
 
     def named(self, line: Mapping[str, Any]) -> dict[str, float]:
-        """Return {metric: value} of a line; what it does not say is left out."""
+        """Return {metric: value} of a line; absent figures are left out."""
         names = OF_STEP if line["kind"] == "step" else OF_EVALUATION
         found = {name: float(line[key]) for key, name in names.items() if isinstance(line.get(key), int | float)}
         if line["kind"] != "step":
@@ -217,12 +212,12 @@ class Namer:
         return found
 
     def skip(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Take the energy of lines that were reported before."""
+        """Count the energy of lines that were reported before."""
         for line in lines:
             self.named(line)
 
     def _add_energy(self, elapsed_s: float, power_w: float) -> None:
-        """Add energy: a card is asked once a second at most; between two answers it drew the mean of both."""
+        """Add energy: a card is asked once per second at most; between two answers it drew the mean of both."""
         if self._last is not None and elapsed_s > self._last[0]:
             self._energy_j += (elapsed_s - self._last[0]) * (power_w + self._last[1]) / 2
         self._last = elapsed_s, power_w

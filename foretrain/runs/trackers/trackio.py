@@ -1,6 +1,6 @@
 """trackio: on this machine, in its SQLite files; to a Space only where TRACKIO_SPACE_ID says so.
 
-A project is a SQLite file in TRACKIO_DIR, or in the cache of Hugging Face. It is read with Python's own sqlite3.
+A project is a SQLite file in TRACKIO_DIR, or in Hugging Face's cache. Python's own sqlite3 reads it.
 """
 
 import contextlib
@@ -17,12 +17,11 @@ from typing import Any
 from foretrain.runs.trackers.tracker import MOST_VALUES, STEP, Job, Row, Started, Tracked, Tracker, chosen, damaged
 
 _MAGIC = b"SQLite format 3\x00"
-_MOST_INSTRUCTIONS = 200_000_000  # of a query; a file of others may hold one without end
+_MOST_INSTRUCTIONS = 200_000_000  # of a query; a foreign file may hold an endless one
 
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[sqlite3.Connection]:
-    """Open the file to be read. Raises UserError for one that is damaged."""
     connection = None
     try:
         connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=5.0)
@@ -45,27 +44,26 @@ def _rows(base: sqlite3.Connection, query: str, *values: Any) -> list[tuple[Any,
 
 
 def _columns(base: sqlite3.Connection) -> set[str]:
-    """Return the columns of the table of metrics; none where there is no such table."""
     kind = base.execute("SELECT type FROM sqlite_master WHERE name = 'metrics'").fetchone()
     return {name for _, name, *_ in base.execute("PRAGMA table_info(metrics)")} if kind == ("table",) else set()
 
 
 class Trackio(Tracker):
-    """Reports to trackio. It goes on with a run by its name, so a name that is taken gets an ending of its own."""
+    """Reports to trackio, which resumes a run by its name, so a taken name gets a suffix."""
 
     name, package, check, project = "trackio", "trackio", "`TRACKIO_SERVER_URL`, `TRACKIO_DIR`", "TRACKIO_PROJECT"
 
     def start(self, job: Job) -> Started:
         space, server = os.environ.get("TRACKIO_SPACE_ID"), os.environ.get("TRACKIO_SERVER_URL", "")
         if not space and not server:
-            os.environ.setdefault("HF_HUB_OFFLINE", "1")  # it asks the Hub for the user's name otherwise
+            os.environ.setdefault("HF_HUB_OFFLINE", "1")  # else it asks the Hub for the user's name
         trackio: Any = importlib.import_module("trackio")
         name = job.resumed or self._free_name(job)
         self.run = trackio.init(
             project=job.project, name=name, config=dict(job.config), resume="allow" if job.resumed else "never",
             embed=False, auto_log_gpu=False, auto_log_cpu=False,
         )  # fmt: skip
-        look = server.partition("?")[0] or f"trackio show --project {job.project}"  # a token stands behind the ?
+        look = server.partition("?")[0] or f"trackio show --project {job.project}"  # a token is behind the ?
         if space:
             look = f"https://huggingface.co/spaces/{space}"
         return Started(id=name, look=look)
@@ -107,7 +105,7 @@ class Trackio(Tracker):
 
 
 def _in_batches(lines: list[tuple[Any, ...]]) -> bool:
-    """Return whether steps share their times: trackio stamps what it writes at once, and that tells no step's time."""
+    """Return whether steps share their times: trackio stamps a batch of writes, which tells no step's time."""
     return any(one[0] != other[0] and one[1] == other[1] for one, other in pairwise(lines))
 
 

@@ -1,8 +1,8 @@
 """Weights & Biases: to its server, or with WANDB_MODE=offline into the run's folder, from where `wandb sync` sends it.
 
-Where there is no key, or the server does not answer, the run is kept offline all the same. An offline run is a log of
-protobuf records in LevelDB's framing (github.com/google/leveldb, doc/log_format.md): blocks of 32 KiB, in each of them
-records of checksum, length, kind and bytes. The library has no reader of it in Python, but it has the messages.
+Without a key, or an answer of the server, the run stays offline. An offline run is a log of protobuf records in
+LevelDB's framing (github.com/google/leveldb, doc/log_format.md): blocks of 32 KiB with records of checksum, length,
+kind and bytes. The library has the messages, but no reader in Python.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ _MOST_OF_A_RECORD = 64 * 2**20
 
 
 class Wandb(Tracker):
-    """Reports to Weights & Biases. A step that is done again after a resume stands twice; the later one counts."""
+    """Reports to Weights & Biases. A step repeated after a resume is there twice; the later one counts."""
 
     name, package, check, project = "wandb", "wandb", "`wandb login`", "WANDB_PROJECT"
 
@@ -117,7 +117,7 @@ class _Reader:
         self.values = 0
 
     def read(self) -> "_Reader":
-        """Read all that was written whole. Raises UserError where something in the middle is damaged."""
+        """Read all complete records. Raises UserError where something in the middle is damaged."""
         messages: Any = importlib.import_module("wandb.proto.wandb_internal_pb2")
         try:
             with open_stream(self.path) as file:
@@ -154,14 +154,14 @@ class _Reader:
 
 
 def _json(text: str) -> Any:
-    """Read a value; None if the text is not valid JSON. Some versions write raw bytes there."""
+    """Return a value; None if the text is not valid JSON. Some versions write raw bytes there."""
     with contextlib.suppress(ValueError, RecursionError):
         return json.loads(text)
     return None
 
 
 def _records(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the records of a log, without a last one that was cut off, as by a kill. Raises ValueError for damage."""
+    """Yield the records of a log, without a last one that a kill cut off. Raises ValueError for damage."""
     if file.read(7)[:4] != _MAGIC:
         raise ValueError("it does not begin as a log of wandb's")
     at, parts = 7, io.BytesIO()

@@ -1,6 +1,6 @@
-"""The forms that a model can be exported in, and what an export returns. No torch.
+"""The forms of exports, and the result of one. No torch.
 
-A form is a module with the functions of `FormModule`, imported when somebody asks for it.
+A form is a module with the functions of `FormModule`, imported at its first use.
 """
 
 import importlib
@@ -31,7 +31,7 @@ GGUF_TYPES: dict[GgufType, tuple[str, str]] = {
 
 
 class Exported(Record):
-    """What was written where, from which checkpoint; `notes` are ids of what the reader should know.
+    """The files written, and their checkpoint; `notes` are ids of what the reader should know.
 
     `quantize`: the command of llama.cpp that makes smaller types of a GGUF file. `pushed`: where it was uploaded to.
     """
@@ -49,8 +49,6 @@ class Exported(Record):
 
 @dataclass(frozen=True)
 class FormOptions:
-    """`card`: makes the model card of a checkpoint's source; None: no card."""
-
     gguf_type: GgufType = "f16"
     card: Callable[[Any], str] | None = None
 

@@ -96,7 +96,7 @@ def _add_tensors(gguf: Any, writer: Any, source: Source, options: FormOptions, a
 
 
 def neighbours(rows: Tensor, heads: int) -> Tensor:
-    """Put each head's rows i and i + D/2 side by side: llama.cpp's Llama rotates neighbours, ours halves."""
+    """Interleave each head's rows i and i + D/2: llama.cpp's Llama rotates neighbours, ours halves."""
     half = rows.shape[0] // heads // 2
     return rows.view(heads, 2, half, -1).transpose(1, 2).reshape(rows.shape)
 

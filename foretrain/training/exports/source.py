@@ -1,4 +1,4 @@
-"""The checkpoint that an export is made from: found, verified, its weights read."""
+"""The verified checkpoint that an export is made from."""
 
 import errno
 import json
@@ -39,7 +39,6 @@ def check_free(out: Path, *, force: bool) -> None:
 
 
 def write_all(out: Path, write: Callable[[Path], None]) -> tuple[str, ...]:
-    """Let `write` fill a folder beside `out`, then move its files there. Returns their names."""
     staging = None
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -75,7 +74,7 @@ def _disk_error(out: Path, error: BaseException) -> UserError | None:
 
 
 def _errno(error: BaseException, folder: Path) -> int | None:
-    """Return the system's number of an error, which safetensors has in its text; numpy and torch have lost it."""
+    """Return the system's number of an error from safetensors' text; numpy and torch have lost it."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
     if said := re.search(r"os error (\d+)", str(error).lower()):
@@ -106,7 +105,7 @@ def _publish(staging: Path, out: Path, files: list[Path]) -> None:
 
 
 class Source:
-    """A checkpoint that was verified, and its run. `notes`: ids of what a form has to say about what it wrote."""
+    """A verified checkpoint, and its run. `notes`: ids of what a form has to report about its files."""
 
     def __init__(self, path: Path, run: RunDirectory) -> None:
         self.path, self.run = path, run
@@ -137,7 +136,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Located:
-    """A checkpoint whose checksums are right, and its run. `skipped`: newer ones that are damaged, and why."""
+    """An intact checkpoint, and its run. `skipped`: newer ones that are damaged, and why."""
 
     path: Path
     run: RunDirectory
@@ -174,7 +173,7 @@ def export(
     force: bool = False,
     options: FormOptions | None = None,
 ) -> Exported:
-    """Write the model of a run (its newest intact checkpoint, or its best) or of a checkpoint's folder.
+    """Export the model of a run (its newest intact checkpoint, or its best) or of a checkpoint's folder.
 
     `out` is made, and must be empty unless `force`, which replaces files of the same names only. Raises UserError.
     """

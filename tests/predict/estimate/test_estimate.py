@@ -26,7 +26,7 @@ from foretrain.hardware.catalogue import catalogue, find
 from foretrain.hardware.cpu import cpu_device
 from foretrain.model.step import TrainState, build, evaluation_loss, train_step
 from foretrain.predict import memory
-from foretrain.predict.compiled.timing import Product, time_padding
+from foretrain.predict.compiled.timing import Matmul, time_padding
 from foretrain.predict.estimate.simulated_run import CUDA_GRANULE
 from foretrain.predict.memory import RunMemory, components, estimated, predict
 from foretrain.predict.spec import StepSpec
@@ -333,10 +333,10 @@ def test_only_products_with_an_unaligned_side_are_timed() -> None:
     """Rows of 4 in fp32 and of 8 in half precision are aligned; a side of one element is never padded."""
     t = Timeline({"L2": 1 << 20}, 512)
     t.phase("compiling")
-    aligned = [Product(256, 64, 4), Product(1, 64, 32), Product(64, 64, 64, batch=3)]
+    aligned = [Matmul(256, 64, 4), Matmul(1, 64, 32), Matmul(64, 64, 64, batch=3)]
     time_padding(t, aligned, 4)
     assert not t.events
-    time_padding(t, [*aligned, Product(256, 64, 1013), Product(256, 64, 1013)], 4)
+    time_padding(t, [*aligned, Matmul(256, 64, 1013), Matmul(256, 64, 1013)], 4)
     held = 4 * (256 * 64 + 64 * 1013 + 64 * 1016)
     # To the byte but for rounding: both operands, the padded one, the padded result and the buffer of 1 MiB.
     assert t.peaks["compiling"].nbytes == pytest.approx(held + 4 * 256 * 1016 + (1 << 20), abs=3 * 512)

@@ -147,7 +147,7 @@ def test_a_storage_that_is_emptied_and_filled_again() -> None:
     found = trace(code)
     assert found.peak_allocated_bytes == GIB
     assert len(found.trace.allocations) == 4
-    assert all(a.died is not None for a in found.trace.allocations)
+    assert all(a.freed_at is not None for a in found.trace.allocations)
 
 
 # -- what is said ------------------------------------------------------------------------------------------
@@ -518,7 +518,7 @@ def test_gradients_go_back_through_an_index_on_the_host() -> None:
         weight[torch.arange(3)].sum().backward()
 
     found = trace(code).trace
-    made = [(a.op, a.nbytes) for a in found.allocations if a.born and a.nbytes > 4096]
+    made = [(a.op, a.nbytes) for a in found.allocations if a.allocated_at and a.nbytes > 4096]
     written = ("_index_put_impl_ (inside)", 3 * 2048)  # the gradient of a sum, laid out in order
     assert made == [("index", 3 * 2048), ("new_zeros", 64 * 2048), written]
 
@@ -534,7 +534,7 @@ def test_rms_norm_is_one_kernel_where_torch_has_one() -> None:
 
     found = trace(code).trace
     (start,) = (mark.position for mark in found.phases if mark.name == "forward")
-    of_norm = [(a.op, a.nbytes) for a in found.allocations if a.born >= start and a.op != "empty"]
+    of_norm = [(a.op, a.nbytes) for a in found.allocations if a.allocated_at >= start and a.op != "empty"]
     assert of_norm == [("_fused_rms_norm", 4 * 64 * 512), ("_fused_rms_norm", 4 * 64)]
 
 
@@ -552,7 +552,7 @@ def test_backward_passes_take_what_the_card_takes(name: str, inside: int) -> Non
 
     found = trace(code).trace
     (start,) = (mark.position for mark in found.phases if mark.name == "backward")
-    assert [a.nbytes for a in found.allocations if a.born >= start] == [4 * 512 * 512] * (1 + inside)
+    assert [a.nbytes for a in found.allocations if a.allocated_at >= start] == [4 * 512 * 512] * (1 + inside)
 
 
 def test_a_model_moves_in_the_order_in_which_torch_moves_it() -> None:

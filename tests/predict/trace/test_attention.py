@@ -97,7 +97,7 @@ def test_grouped_heads_are_not_repeated_for_flash() -> None:
     found = trace(code).trace
     start = found.phases[1].position
     whole = 2 * B * H * T * D
-    forward = [a.nbytes for a in found.allocations if a.born < start and a.nbytes]
+    forward = [a.nbytes for a in found.allocations if a.allocated_at < start and a.nbytes]
     assert forward[:5] == [whole, whole // 4, whole // 4, whole, 4 * B * H * T]
     expanded = [a for a in found.allocations if a.op == "_scaled_dot_product_flash_attention_backward (inside)"]
     assert [a.nbytes for a in expanded[-2:]] == [whole, whole]
@@ -134,7 +134,7 @@ def test_a_mask_of_booleans_becomes_one_of_numbers() -> None:
         F.scaled_dot_product_attention(q, k, k, attn_mask=mask)
 
     found = trace(code).trace
-    made = [a.nbytes for a in found.allocations if a.born >= found.phases[1].position]
+    made = [a.nbytes for a in found.allocations if a.allocated_at >= found.phases[1].position]
     assert 2 * T * (T - 1) in made  # the numbers
     assert 2 * T * T in made  # with rows that the kernel can read
 

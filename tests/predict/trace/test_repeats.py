@@ -77,6 +77,6 @@ def test_a_repeated_trace_is_whole() -> None:
     assert [mark.name for mark in whole.phases] == [mark.name for mark in three.phases]
     assert whole.moments == sorted(whole.moments, key=lambda mark: mark.position)
     for allocation in whole.allocations:
-        assert whole.events[allocation.born] == allocation.id
-        assert allocation.died is None or whole.events[allocation.died] == ~allocation.id
+        assert whole.events[allocation.allocated_at] == allocation.id
+        assert allocation.freed_at is None or whole.events[allocation.freed_at] == ~allocation.id
     assert with_all_micro_batches(three, 3, 3) is three

@@ -353,7 +353,7 @@ def test_a_vocabulary_as_wide_as_an_activation(vocabulary: int, step: str, chunk
 def test_moments_of_a_vocabulary_as_wide_as_an_activation() -> None:
     config = RunConfig(n_layer=2, n_head=4, n_embd=256, block_size=128, vocab_size=256, batch_size=16)
     found = traced(config)
-    moments = {moment_id(found, a.born) for a in found.allocations if a.module.startswith("transformer.h")}
+    moments = {moment_id(found, a.allocated_at) for a in found.allocations if a.module.startswith("transformer.h")}
     assert not any(moment.endswith(".loss") for moment in moments)
 
 

@@ -1,10 +1,10 @@
-"""Lets autograd run on fake cuda tensors in a torch that has no CUDA or sees no card. Nothing is compiled or kept.
+"""Lets autograd run on fake cuda tensors in a torch without CUDA or a card, without compiling anything.
 
-Two places of libtorch ask for a real device. (1) Every autograd node asks for a device guard, and a CPU build has
-none registered: c10/core/impl/DeviceGuardImplInterface.h. torch installs its own fake guard when one is there that
-counts no devices, so an object whose methods all return 0 is registered first. (2) The engine asks the CUDA hooks
-whether CUDA is built and whether a device has a context (aten/src/ATen/detail/CUDAHooksInterface.h): their virtual
-table is replaced by a copy with two answers changed. Both last as long as the process, so a worker process does it.
+libtorch asks for a real device in two places. (1) Every autograd node asks for a device guard, and a CPU build has none
+registered (c10/core/impl/DeviceGuardImplInterface.h). torch installs its own fake guard over one that counts no
+devices, so an object whose methods all return 0 is registered first. (2) The engine asks the CUDA hooks whether CUDA is
+built and a device has a context (aten/src/ATen/detail/CUDAHooksInterface.h): their virtual table is replaced by a copy
+with two other answers. Both last as long as the process, so a worker process does it.
 """
 
 import atexit
@@ -29,7 +29,7 @@ _alive: list[Any] = []  # what C++ points to must outlive this module
 
 
 def install() -> None:
-    """Install once a process. Raises StandInError where the platform or the build is not one of those known."""
+    """Install once per process. Raises StandInError on an unknown platform or build."""
     if _alive:
         return
     if not sys.platform.startswith("linux"):
@@ -48,22 +48,20 @@ def install() -> None:
 
 
 def _start_engine() -> None:
-    """Let autograd start while no device is there, so that it starts no threads for any.
+    """Start autograd while there is no device, so that it starts no device threads; fake tensors need none.
 
-    It would start one for each device of the guard below, which counts eight, and could then compute no gradient in a
-    forked child (torch/csrc/autograd/engine.cpp, start_device_threads). Fake tensors need none: they use one thread.
+    It would start one for each of the guard's eight devices, and could then compute no gradient in a forked child
+    (torch/csrc/autograd/engine.cpp, start_device_threads).
     """
     with torch.inference_mode(False), torch.enable_grad():
         torch.zeros((), device="cpu", requires_grad=True).neg().backward()
 
 
 def _slot(*names: str) -> int:
-    """Return where the first of these methods that there is stands in the hooks' virtual table, from the headers that
-    this torch was built with.
-    """
+    """Return the slot of the first existing of these methods in the hooks' virtual table, from this torch's headers."""
     folder = Path(torch.__file__).parent / "include" / "ATen" / "detail"
     methods: list[str] = []
-    for header in ("AcceleratorHooksInterface.h", "CUDAHooksInterface.h"):  # what is new there comes after the others
+    for header in ("AcceleratorHooksInterface.h", "CUDAHooksInterface.h"):  # new methods come after the others
         text = (folder / header).read_text("utf-8")
         found = re.findall(r"^\s*virtual\s[^;{=]*?([~\w]+)\(", text, re.MULTILINE)
         methods += [name for name in found if name not in methods]
@@ -87,14 +85,14 @@ def _install_guard(c10: ctypes.CDLL) -> None:
         registry[CUDA] = _own_guard()
         return
     before = registry[CUDA]
-    torch._C._ensureCUDADeviceGuardSet()  # puts its own where no device is counted, in a CUDA build too
+    torch._C._ensureCUDADeviceGuardSet()  # installs its own where no device is counted, in a CUDA build too
     if registry[CUDA] == before:
-        if real is not None:  # it counts a real card, and answers for it
+        if real is not None:  # it counts a real card
             return
         registry[CUDA] = None
         raise StandInError(f"torch {torch.__version__} did not install its fake device guard")
-    # torch's fake guard lives in thread-local storage, which dies before the engine's threads do. It has no fields
-    # besides the pointer to its static virtual table, so the registry gets a copy that is never freed.
+    # torch's fake guard is in thread-local storage, which ends before the engine's threads do. Its only field is the
+    # pointer to its static virtual table, so the registry gets a copy that is never freed.
     malloc = ctypes.CDLL(None).malloc
     malloc.restype = ctypes.c_void_p
     copy = malloc(ctypes.c_size_t(64))
@@ -103,10 +101,10 @@ def _install_guard(c10: ctypes.CDLL) -> None:
 
 
 def _own_guard() -> int:
-    """Return the address of a guard whose every method says: card 0, its default stream, done.
+    """Return the address of a guard whose every method returns card 0, its default stream, done.
 
-    Devices and streams are structs that come back in registers, which no callback of ctypes can do. On x86-64 these are
-    rax (type 1, index 0) and rdx (stream 0): the three instructions are `mov eax, 1`, `xor edx, edx`, `ret`.
+    Devices and streams are structs returned in registers, which no ctypes callback can do. On x86-64 these are rax
+    (type 1, index 0) and rdx (stream 0): `mov eax, 1`, `xor edx, edx`, `ret`.
     """
     if platform.machine() != "x86_64":
         raise StandInError(f"tracing with torch {torch.__version__} works on x86-64; this is {platform.machine()}")
@@ -132,5 +130,5 @@ def _patch_hooks(cpu: ctypes.CDLL) -> None:
     table[2 + _slot("hasPrimaryContext")] = ctypes.cast(no, ctypes.c_void_p).value
     _alive.extend([yes, no, table])
     slot = ctypes.c_void_p.from_address(hooks)
-    atexit.register(setattr, slot, "value", slot.value)  # no Python is called back after the interpreter's end
+    atexit.register(setattr, slot, "value", slot.value)  # no Python callback after the interpreter's end
     slot.value = ctypes.addressof(table) + 2 * ctypes.sizeof(ctypes.c_void_p)

@@ -1,4 +1,4 @@
-"""What libraries do otherwise when they see fake tensors, put right: a trace is of what they do with real ones."""
+"""Corrections for libraries that act differently on fake tensors."""
 
 import sys
 from collections.abc import Callable
@@ -9,12 +9,12 @@ from foretrain.predict.trace.kernels.values import Values
 
 
 def _seen_as_real(patches: Patches, module: Any, values: Values) -> None:
-    """transformers builds masks for what it takes to be an export, and its attention then takes another kernel."""
+    """Keep transformers from building masks as for an export: its attention would take another kernel."""
     patches.set(module, "is_fake_tensor", lambda x: False)
 
 
 def _unpacked(patches: Patches, module: Any, values: Values) -> None:
-    """It looks whether positions that count up are those of several sequences in a row, and masks them if so."""
+    """Answer its test whether positions that count up belong to several sequences, which it would mask."""
     find = module.find_packed_sequence_indices
 
     def found(position_ids: Any) -> Any:
@@ -27,7 +27,7 @@ def _unpacked(patches: Patches, module: Any, values: Values) -> None:
 
 
 def _unasked(patches: Patches, module: Any, values: Values) -> None:
-    """It looks for padding in the tokens, to warn of it and no more."""
+    """Skip its look for padding in the tokens, which only warns."""
     patches.set(module.PreTrainedModel, "warn_if_padding_and_no_attention_mask", lambda *args, **kwargs: None)
 
 
@@ -39,7 +39,7 @@ WAYS: dict[tuple[str, str], Callable[[Patches, Any, Values], None]] = {
 
 
 def real_ways(patches: Patches, values: Values) -> Callable[[], None]:
-    """Return a function that lets the libraries imported by now go their usual way; call it again for later ones."""
+    """Return a function that corrects the libraries imported by now; call it again for later ones."""
     done = set[tuple[str, str]]()
 
     def patch() -> None:

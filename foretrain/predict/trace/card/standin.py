@@ -1,6 +1,6 @@
-"""A card that is not there: fake cuda tensors behave as on the real one, in kernels chosen and dtypes cast.
+"""A stand-in card: fake cuda tensors get the kernels and casts of the real one.
 
-What PyTorch silently does differently without a card is put right here and asserted in every trace: autocast and
+What PyTorch silently does differently without a card is corrected here and asserted in every trace: autocast and
 GradScaler would switch themselves off, scaled_dot_product_attention would take the slow path.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch._dynamo  # FakeTensorMode imports it; it must read torch.cuda's functions before they are replaced
+import torch._dynamo  # FakeTensorMode imports it; it must read the real functions of torch.cuda
 import torch.cuda.amp.common as amp_common
 import torch.optim.optimizer as optimizer_module
 import torch.utils._foreach_utils as foreach_utils
@@ -49,7 +49,6 @@ def _moved(module: torch.nn.Module, function: Callable[[Tensor], Tensor], recurs
 
 
 def _converted(tensor: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """Return the same object with what the function gives, wherever PyTorch keeps it."""
     with torch.no_grad():
         new = function(tensor)
     future, is_parameter = torch.__future__, isinstance(tensor, torch.nn.Parameter)
@@ -68,7 +67,7 @@ def _converted(tensor: Any, function: Callable[[Tensor], Tensor]) -> Any:
 
 
 def _set_data(tensor: FakeTensor, new: Tensor) -> None:
-    """tensor.data = new: what a fake tensor says of itself goes along."""
+    """Do `tensor.data = new`, with what a fake tensor stores of itself."""
     torch.Tensor.data.__set__(tensor, new)  # type: ignore[attr-defined]
     if isinstance(new, FakeTensor):
         tensor.fake_device, tensor.constant = new.fake_device, new.constant
@@ -76,7 +75,7 @@ def _set_data(tensor: FakeTensor, new: Tensor) -> None:
 
 @dataclass
 class StandIn:
-    """What is running: the card and its memory, the attention kernels taken, and what a trace leaves out."""
+    """The running stand-in: the card and its memory, the attention kernels taken, and what a trace leaves out."""
 
     card: Card
     memory: fake_card.Memory
@@ -85,7 +84,7 @@ class StandIn:
 
 
 def _patch_for_fakes(patches: Patches) -> FakeTensorMode:
-    """Patch what any fake run needs: modules that move, foreach kernels that are taken, one thread, the fake mode."""
+    """Patch what any fake run needs: moves of modules, foreach kernels, one thread, the fake mode."""
     patches.set(torch.nn.Module, "_apply", _moved)
     patches.set(FakeTensor, "data", property(torch.Tensor.data.__get__, _set_data))  # type: ignore[attr-defined]
     for module in (foreach_utils, optimizer_module):  # or clip_grad_norm_ goes tensor by tensor
@@ -103,7 +102,7 @@ def _patch_for_fakes(patches: Patches) -> FakeTensorMode:
 
 
 def _patch_for_values(patches: Patches) -> None:
-    """Fake tensors have no values, yet a loss is printed: what shows one shows that of .item()."""
+    """Let what prints a tensor print that of .item(): fake tensors have no values, yet a loss is printed."""
 
     def formatted(tensor: FakeTensor, spec: str) -> str:
         return format(tensor.item() if tensor.dim() == 0 else repr(tensor), spec)
@@ -118,7 +117,7 @@ def _patch_for_values(patches: Patches) -> None:
 
 
 def _quiet(patches: Patches) -> None:
-    """Hide what torch says of fake tensors and of this machine, as the user has neither."""
+    """Hide torch's warnings about fake tensors and this machine, as the user has neither."""
     patches.enter_context(warnings.catch_warnings())
     for message in (
         "Accessing the data pointer of FakeTensor", "dynamo_pgo force disabled", "'pin_memory' argument is set as true",
@@ -127,7 +126,7 @@ def _quiet(patches: Patches) -> None:
         warnings.filterwarnings("ignore", message)
     patches.set(logging.getLogger("torch._subclasses.fake_tensor"), "disabled", True)
     logger = logging.getLogger("torch._inductor.utils")
-    about_here = ("Not enough SMs", "get_device_tflops")  # said of cards below 68 SMs, and where Triton is missing
+    about_here = ("Not enough SMs", "get_device_tflops")  # warned for cards below 68 SMs, and where Triton is missing
     other = lambda record: not str(record.msg).startswith(about_here)  # noqa: E731
     logger.addFilter(other)
     patches.callback(logger.removeFilter, other)
@@ -135,10 +134,10 @@ def _quiet(patches: Patches) -> None:
 
 @contextlib.contextmanager
 def fake_cpu() -> Iterator[FakeTensorMode]:
-    """Make fake tensors on the CPU, where the real allocator can be asked whether a trace is right."""
+    """Make fake tensors on the CPU, where the real allocator can check a trace."""
     with Patches() as patches:
         mode = _patch_for_fakes(patches)
-        # Checkpointing keeps the generator's state, which on this device is memory of the device.
+        # Checkpointing saves the generator's state, which on this device is memory of the device.
         size = torch._C.default_generator.get_state().numel()
         for module in (torch, torch.random):
             patches.set(module, "get_rng_state", lambda: torch.empty(size, dtype=torch.uint8))
@@ -147,13 +146,12 @@ def fake_cpu() -> Iterator[FakeTensorMode]:
 
 
 def uncompiled() -> contextlib.AbstractContextManager[Any]:
-    """Make compiled code an error within: Inductor would be asked for kernels that nothing here can make."""
+    """Make compiled code an error within: Inductor would need kernels that nothing here can make."""
     return torch.compiler.set_stance("fail_on_recompile")
 
 
 @contextlib.contextmanager
 def watched_resizes(resized: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
-    """Tell of every storage that is resized by its own method, which no dispatch shows."""
     resize = torch.UntypedStorage.resize_
 
     def resize_and_tell(storage: torch.UntypedStorage, size: int) -> Any:
@@ -167,7 +165,7 @@ def watched_resizes(resized: Callable[[torch.UntypedStorage], None]) -> Iterator
 
 
 def _keep_whole(library: torch.library.Library) -> None:
-    """Where a build has no CUDA kernel of an op, it takes the op apart; on the card it is one kernel."""
+    """Keep an op whole that a build without its CUDA kernel decomposes: on the card it is one kernel."""
     for name in ("silu_backward", "mish_backward", "_fused_rms_norm"):
         known = hasattr(torch.ops.aten, name)  # torch 2.6 has no _fused_rms_norm
         if known and not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CUDA"):
@@ -180,9 +178,7 @@ def _never_run(*args: Any, **kwargs: Any) -> Any:
 
 @contextlib.contextmanager
 def stand_in(gpu: Gpu) -> Iterator[StandIn]:
-    """Let `device="cuda"` mean fake tensors on this card. Raises guard.StandInError where this torch cannot be made to
-    believe it.
-    """
+    """Let `device="cuda"` mean fake tensors on this card. Raises guard.StandInError where this torch cannot."""
     guard.install()
     card, notes = Card.of(gpu), set[str]()
     attention = Attention(card, notes)

@@ -1,7 +1,7 @@
-"""torch.cuda's streams on a card that is not there: nothing runs on them, but memory belongs to them.
+"""torch.cuda's streams on a stand-in card: nothing runs on them, but memory belongs to them.
 
-An op allocates on the stream on which it runs: in a backward pass on that of its forward op, as the autograd engine
-switches to it (torch/csrc/autograd/engine.cpp, evaluate_function), unless a hook chooses another one meanwhile.
+An op allocates on its stream: in a backward pass on that of its forward op, as the autograd engine switches to it
+(torch/csrc/autograd/engine.cpp, evaluate_function), unless a hook chooses another one meanwhile.
 """
 
 from bisect import bisect_right
@@ -12,12 +12,12 @@ import torch
 from foretrain.predict.trace.record import Recorder
 
 CUDA = 1  # c10/core/DeviceType.h
-STREAMS_IN_POOL = 32  # kStreamsPerPool (c10/cuda/CUDAStream.cpp): the next one is the first again
+STREAMS_IN_POOL = 32  # kStreamsPerPool (c10/cuda/CUDAStream.cpp): then they are reused in turn
 NOT_COUNTED = 2**64 - 1  # the sequence number of a node that accumulates a gradient
 
 
 class Stream(torch.Stream):
-    """A stream of the card, by its number: 0 is the default one."""
+    """A stream by its number: 0 is the default one."""
 
     made: ClassVar[dict[bool, int]] = {}  # how many, those of high priority and others
 
@@ -54,7 +54,7 @@ class Stream(torch.Stream):
 
 
 class Event:
-    """An event, which has always happened; between two of them no time has passed."""
+    """An event that has always happened; no time passes between two of them."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 
@@ -96,7 +96,7 @@ class Streams:
         """torch.cuda.set_stream by its number, which may be one of a graph's pool."""
         self._used = True
         number = _node()
-        if number >= 0:  # it ends with the node
+        if number >= 0:  # the choice ends with the node
             self._in_node = number, stream
         else:
             self._chosen, self._in_node = stream, (-1, stream)

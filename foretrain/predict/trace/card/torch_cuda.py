@@ -1,4 +1,4 @@
-"""torch.cuda as it answers on the card: what training code asks it before, between and after its steps.
+"""torch.cuda as the card answers it.
 
 Nothing runs, so there is nothing to wait for. Memory statistics are those of the trace so far, through the simulated
 allocator. Streams are in streams.py.
@@ -35,7 +35,7 @@ from foretrain.predict.trace.card.streams import Event, Stream, Streams
 from foretrain.predict.trace.record import Recorder
 
 SEEDS = 2  # a generator's seed and offset, 8 bytes each (CUDAGeneratorImpl.cpp)
-# Where a function of torch.cuda may stand under its name.
+# Where a function of torch.cuda may be found by its name.
 MODULES = (
     torch.cuda, torch.cuda.graphs, torch.cuda.memory, torch.cuda.nvtx, torch.cuda.random, torch.cuda.streams,
 )  # fmt: skip
@@ -71,7 +71,7 @@ class Card:
 
 @dataclass
 class Recorded:
-    start: int | None = None  # the position of the first event that is asked for; None where none is
+    start: int | None = None  # the position of the first recorded event; None where none is
     end: int | None = None
     _events: list[int] = field(default_factory=list)
 
@@ -84,7 +84,7 @@ class Recorded:
             self.start, self.end = position, None
 
     def snapshot(self, record: Recorder | None) -> dict[str, Any]:
-        """As torch.cuda.memory._snapshot() gives it: segments as they are, and the history that was asked for."""
+        """torch.cuda.memory._snapshot(): segments as they are, and the recorded history."""
         player = Player(record or Recorder())
         history = History(player.allocator)
         start = end = 0
@@ -97,9 +97,9 @@ class Recorded:
             block = player.play(event)
             history.driver()
             if block is not None and event >= 0:
-                history.born(block, _label(record, event))
+                history.allocate(block, _label(record, event))
             elif block is not None:
-                history.died(address, block)
+                history.free(address, block)
             if self.end is None or position < self.end:
                 end = len(history.entries)
         data = history.data()
@@ -116,14 +116,14 @@ def _label(record: Recorder, id: int) -> Label:
 
 @dataclass
 class Memory:
-    """The card's memory while the code runs: the events of the record so far, through the simulated allocator."""
+    """The card's memory while the code runs: the events so far, through the simulated allocator."""
 
     card: Card
     record: Recorder | None = None
     recorded: Recorded = field(default_factory=Recorded)
     streams: Streams = field(default_factory=Streams)
     fraction: float = 1.0
-    # Called when the program resets its peaks: what comes then is a phase of its own.
+    # Called when the program resets its peaks: a new phase begins.
     at_reset: Callable[[], None] = lambda: None
     _player: Player | None = None
     _position: int = 0
@@ -156,15 +156,13 @@ class Memory:
         self.at_reset()
 
     def ask_history(self, enabled: Any = "all", *args: Any, **kwargs: Any) -> None:
-        """torch.cuda.memory._record_memory_history, as it asks C++."""
         self.recorded.ask(self.record, enabled)
 
     def snapshot(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """What torch.cuda.memory._snapshot, _dump_snapshot and memory_snapshot get from C++."""
         return self.recorded.snapshot(self.record)
 
     def empty_cache(self) -> None:
-        """torch.cuda.empty_cache: whole free segments go back to the card, here and when the record is replayed."""
+        """torch.cuda.empty_cache: whole free segments go back to the card, here and in a replay."""
         self.now().empty_cache()
         if self.record is not None:
             self.record.empty_cache()
@@ -185,7 +183,7 @@ class Memory:
         self.fraction = fraction
 
     def info(self, device: object = None) -> tuple[int, int]:
-        """(free, total), as torch.cuda.mem_get_info has it, without the CUDA context."""
+        """Return (free, total) as torch.cuda.mem_get_info does, without the CUDA context."""
         return max(self.card.memory_bytes - self.now().reserved_bytes, 0), self.card.memory_bytes
 
 
@@ -218,12 +216,12 @@ class Generator(torch.Generator):
 
 
 def _always(value: Any) -> Callable[..., Any]:
-    """Return a function of its own for each use: Dynamo keeps rules by function."""
+    """Return a new function for each use: Dynamo keeps rules by function."""
     return lambda *args, **kwargs: value
 
 
 def _is_available() -> bool:
-    """Say no to torch itself: it would start CUDA, and what it does without a card is put right in standin.py."""
+    """Return False to torch itself, which would start CUDA; what it does without a card is corrected in standin.py."""
     return str(sys._getframe(1).f_globals.get("__name__")).partition(".")[0] != "torch"
 
 
@@ -255,7 +253,7 @@ def answer_as(patches: Patches, card: Card) -> Memory:
         "is_available": _is_available, "device_count": _always(1), "current_device": _always(0),
         "get_device_name": _always(card.name), "get_device_capability": _always(card.capability),
         "get_device_properties": lambda device=None: card.properties(),
-        # Also what is emulated counts, unless one asks without.
+        # Emulated counts too, unless one asks without.
         "is_bf16_supported": lambda including_emulation=True: including_emulation or card.capability >= (8, 0),
         "is_tf32_supported": _always(card.capability >= (8, 0)),
         "get_arch_list": lambda: [f"sm_{card.capability[0]}{card.capability[1]}"],
@@ -293,9 +291,9 @@ def answer_as(patches: Patches, card: Card) -> Memory:
 
 
 def graph_class(streams: Streams, alloc: Callable[..., object]) -> type:
-    """Return what stands for torch.cuda.CUDAGraph. Nothing is recorded or replayed, but what is allocated between
-    capture_begin and capture_end is of the graph's pool, whichever thread asks for it
-    (c10/cuda/CUDACachingAllocator.cpp, beginAllocateToPool). `alloc(nbytes, stream=)`: bytes that stay.
+    """Return a stand-in for torch.cuda.CUDAGraph. Nothing is recorded or replayed, but allocations between
+    capture_begin and capture_end belong to the graph's pool, in every thread (c10/cuda/CUDACachingAllocator.cpp,
+    beginAllocateToPool).
     """
     made, of_each = [0], (software.parse(torch.__version__) or software.ASSUMED).seeds_each_graph
 

@@ -1,7 +1,7 @@
-"""A fine-tuning run that is traced: transformers' own Trainer for three steps, with evaluation, saving and merging.
+"""A traced fine-tuning run: transformers' own Trainer for three steps, with evaluation, saving and merging.
 
-Three optimizer steps of at most three micro-batches each, as in predict/trace/drive.py. What the libraries do with fake
-tensors is what they do with real ones: nothing of their code is rewritten here.
+Three optimizer steps of at most three micro-batches each, as in predict/trace/drive.py. The libraries' own code runs on
+fake tensors unchanged.
 """
 
 import contextlib
@@ -35,22 +35,22 @@ from foretrain.predict.trace.record import Allocation, Trace
 from foretrain.predict.trace.session import in_one_sentence, tracing
 from foretrain.predict.trace.tracer import Tracer
 
-MOST = 100  # batches that are written down whole; of later ones the results alone
+MOST = 100  # batches written down whole; of later ones only the results
 
 
 class Batch:
-    """What a batch allocated since event `start` of the record, and its results, by the memory that they lie in."""
+    """A batch's allocations since event `start` of the record, and its results, by their memory."""
 
     def __init__(self, tracer: Tracer, start: int, inputs: Mapping[str, Any], results: Any) -> None:
         self.tracer, self.done = tracer, 0
         self.events = tracer.record.events[start:]
-        born = {event for event in self.events if event >= 0}
+        made = {event for event in self.events if event >= 0}
         given = {tracer.id_of(value): name for name, value in inputs.items() if isinstance(value, Tensor)}
         kept = [tensor for tensor in tree_leaves(results) if isinstance(tensor, Tensor)]
-        self.kept = sorted({id for tensor in kept if (id := tracer.id_of(tensor)) in born and id is not None})
+        self.kept = sorted({id for tensor in kept if (id := tracer.id_of(tensor)) in made and id is not None})
         self.results = tree_map_only(Tensor, lambda tensor: Place.of(tensor, tracer.id_of(tensor), given), results)
         # What lives on and is no result is made once: a workspace.
-        self.passing = born & {~event for event in self.events if event < 0}
+        self.passing = made & {~event for event in self.events if event < 0}
 
     def again(self, inputs: Mapping[str, Any]) -> Any:
         record, alive, storages = self.tracer.record, {}, {}
@@ -77,7 +77,7 @@ class Batch:
 
 
 class Place:
-    """Where a result lies: in which memory, and how."""
+    """Where a result is: in which memory, and how."""
 
     def __init__(self, source: int | str | None, tensor: Tensor) -> None:
         self.source, self.dtype, self.device = source, tensor.dtype, tensor.device
@@ -96,22 +96,15 @@ class Place:
         return storages[self.source].view(self.dtype).as_strided(self.sizes, self.strides, self.offset)
 
 
-# A fine-tuning run that is traced: transformers' own Trainer for three steps, with evaluation, saving and merging.
-#
-# Three optimizer steps of at most three micro-batches each, as in predict/trace/drive.py. What the libraries do with
-# fake tensors is what they do with real ones: nothing of their code is written anew here.
-
 STEPS, MICRO_BATCHES = 3, 3
 HERE = "foretrain.predict.trace.finetune"
 LOOPS = {"trainer": f"{HERE}.drive", "trl": f"{HERE}.sft"}
 ALL_LINEAR = ("all-linear", "all")
-# Imported here, once for all jobs of a process: what they do when imported is not part of a trace.
+# Imported once for all jobs of a process: what they do when imported is not part of a trace.
 OPTIONAL = [importlib.import_module(n) for n in ("bitsandbytes", "peft") if importlib.util.find_spec(n) is not None]
 
 
 class Tokens(Dataset[dict[str, Tensor]]):
-    """As many samples as are asked for; `Batches` makes them."""
-
     def __init__(self, length: int) -> None:
         self.length = length
 
@@ -124,7 +117,7 @@ class Tokens(Dataset[dict[str, Tensor]]):
 
 @dataclass
 class Run:
-    """A run on `device`, which is fake or real. `micro_batches`: at which events of the record each of them begins."""
+    """A run on `device`, which is fake or real. `micro_batches`: the events of the record where each begins."""
 
     written: dict[str, Any]  # config.json
     tune: FineTune
@@ -165,7 +158,7 @@ class Run:
 
     @property
     def samples(self) -> tuple[int, int]:
-        """How many samples there are to train on, one step more than is trained, and to evaluate."""
+        """Return the numbers of samples to train on, one step more than is trained, and to evaluate."""
         tune = self.tune
         return (tune.grad_accum * STEPS + 1) * tune.batch_size, tune.eval_batches * tune.eval_batch_size
 
@@ -191,11 +184,10 @@ class Marks(TrainerCallback):
         self.on_substep_end(args, state, control)
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """A micro-batch that is not the last of its step ended."""
         self.run.micro_batches.append(len(self.run.tracer.record.events))
 
 
-# A mixin must see the methods that it calls; at run time it is one of no class.
+# A mixin must see the methods that it calls; at run time it has no base.
 if TYPE_CHECKING:
     Base = Trainer
 else:
@@ -203,7 +195,7 @@ else:
 
 
 class Marking(Base):
-    """What a Trainer does beside its own: it says when it evaluates and saves, and does each once."""
+    """A Trainer that marks when it evaluates and saves, and does each once."""
 
     run: Run
     _evaluated, _saved = 0, False
@@ -228,7 +220,7 @@ class Marking(Base):
         return found
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, *args: Any, **kwargs: Any) -> Any:
-        """A loop of one's own has `outputs = model(**batch)`, until it has the next ones."""
+        """Compute the loss; a loop of one's own holds `outputs = model(**batch)` until the next ones."""
         if self.run.tune.loop != "own":
             return super().compute_loss(model, inputs, return_outputs, *args, **kwargs)
         loss, self._outputs = super().compute_loss(model, inputs, True, *args, **kwargs)
@@ -242,7 +234,7 @@ class Marking(Base):
 
 
 class Marked(Marking, Trainer):
-    """The Trainer, which says so."""
+    pass
 
 
 def trainer(run: Run, model: Any, folder: str) -> Trainer:
@@ -265,7 +257,7 @@ def on_a_card() -> AbstractContextManager[Any]:
 
 
 def loop_of(tune: FineTune) -> Any:
-    """Return the module of the loop, imported: it has `trainer` and `on_a_card`."""
+    """Return the imported module of the loop: it has `trainer` and `on_a_card`."""
     return importlib.import_module(LOOPS.get(tune.loop, LOOPS["trainer"]))
 
 
@@ -288,12 +280,11 @@ def arguments(
 
 
 def liger_asked(tune: FineTune) -> bool:
-    """Return whether Liger's kernels are put in, which they are not beside unsloth's."""
     return tune.liger and not tune.unsloth
 
 
 def prepared_for_4_bits(model: PreTrainedModel, tune: FineTune) -> PreTrainedModel:
-    """peft's prepare_model_for_kbit_training, where the loop calls it: what is not in 4 bits becomes fp32."""
+    """Apply peft's prepare_model_for_kbit_training, where the loop calls it: what is not in 4 bits becomes fp32."""
     peft: Any = importlib.import_module("peft")
     if not widens(tune):
         return model
@@ -308,7 +299,7 @@ def prepared_for_4_bits(model: PreTrainedModel, tune: FineTune) -> PreTrainedMod
 
 
 def convert_passing(model: nn.Module, tune: FineTune, dtype: torch.dtype) -> None:
-    """What axolotl does before and after (loaders/model.py, _convert_embedding_modules_dtype)."""
+    """Convert as axolotl does before and after (loaders/model.py, _convert_embedding_modules_dtype)."""
     for name, module in model.named_modules():
         if tune.loop == "axolotl" and any(part in name for part in CONVERTED_BACK) and hasattr(module, "weight"):
             module.to(dtype)
@@ -343,14 +334,9 @@ def tag_quantized(tracer: Tracer, model: nn.Module) -> None:
             state = getattr(state, "state2", None)
 
 
-# -- a worker's job -----------------------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Let the libraries warn of nothing and draw no progress, and load weights one after the other: threads know of no
-    fake tensors.
-    """
+    """Silence the libraries, and load weights one after the other: threads do not know fake tensors."""
     logging.disable_progress_bar()
     with warnings.catch_warnings(), mock.patch.dict(os.environ, {"HF_DEACTIVATE_ASYNC_LOAD": "1"}):
         warnings.simplefilter("ignore")
@@ -383,13 +369,11 @@ def trace(job: dict[str, Any]) -> Trace:
 
 
 def _categorized(record: Trace, a: Allocation, written: dict[str, Any], tune: FineTune) -> Allocation:
-    """Return an allocation, whose category says of adapters and logits what they are, and of what passes outside of
-    steps.
-    """
+    """Return an allocation with the category of adapters and logits, and of temporaries outside of steps."""
     if a.category == "weights" and "lora_" in a.name:
         return a._replace(category="adapters")
     loose = a.category in ("activations", "temporaries", "weight_copies")
-    if loose and record.phase_at(a.born) in ("load", "prepare", "save", "merge"):
+    if loose and record.phase_at(a.allocated_at) in ("load", "prepare", "save", "merge"):
         return a._replace(category="temporaries")
     text = written.get("text_config")
     vocabulary = int((text if isinstance(text, dict) else written).get("vocab_size") or 0)

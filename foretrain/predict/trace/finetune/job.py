@@ -1,7 +1,6 @@
 """A worker's job: the trace of a fine-tuning run, with bitsandbytes imported without Inductor, which takes a second.
 
-It asks torch to compile four functions of its default kernels as soon as it is imported. A trace runs none of them: on
-a card there are kernels of its own (standins.py), on a CPU too, and where compiling fails they run as they are.
+On import it asks torch to compile four functions of its default kernels. A trace runs none of them.
 """
 
 import contextlib

@@ -1,6 +1,8 @@
-"""Liger's kernels in a traced run. Its package needs a card and Triton, so its functions have stand-ins that allocate,
-keep and write over the same tensors (model/hub/liger.py); the Trainer puts them in as it would put in Liger's
-(transformers integrations/liger.py, liger_kernel transformers/monkey_patch.py: `_apply_liger_kernel_to_instance`).
+"""Liger's kernels in a traced run.
+
+Its package needs a card and Triton, so stand-ins allocate, save and overwrite the same tensors (model/hub/liger.py);
+the Trainer applies them as Liger's (transformers integrations/liger.py, liger_kernel transformers/monkey_patch.py:
+`_apply_liger_kernel_to_instance`).
 """
 
 import sys
@@ -22,7 +24,7 @@ NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layerno
 
 @contextmanager
 def stood_in() -> Iterator[None]:
-    """Let the Trainer find a package liger_kernel, whose kernels are the stand-ins."""
+    """Let the Trainer find a package liger_kernel with the stand-ins."""
     with Patches() as patches:
 
         def apply(model: Any, **options: Any) -> None:
@@ -53,7 +55,7 @@ def _applied(patches: Patches, model: Any, own: Liger) -> None:
     code: Any = sys.modules[type(model).__module__]
     patches.set(code, "apply_rotary_pos_emb", lambda q, k, cos, sin, *args, **kwargs: rotary(q, k, cos, sin))
     base = getattr(model, model.base_model_prefix, model)
-    base = getattr(base, "language_model", base)  # of one that reads pictures
+    base = getattr(base, "language_model", base)  # of a multimodal model
     _norm(base.norm, in_place=own.last_in_place)
     for layer in base.layers:
         layer.mlp.forward = MethodType(_fused_mlp if hasattr(layer.mlp, "gate_up_proj") else _mlp, layer.mlp)

@@ -1,6 +1,6 @@
-"""A fine-tuning run that is to be traced: what decides its trace, and why there may be none. No torch, no transformers.
+"""A request for the trace of a fine-tuning run. No torch, no transformers.
 
-`service.traces` takes it as it takes a `service.Request`.
+`service.traces` takes it like a `service.Request`.
 """
 
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ from foretrain.predict.trace.repeats import with_all_micro_batches
 
 MICRO_BATCHES = 3  # that are traced
 EVALUATED = 2  # batches of an evaluation that keeps nothing
-PACKAGES = {  # what a run needs, by when it does
+PACKAGES = {  # what a run needs, by condition
     "transformers": lambda tune: True, "accelerate": lambda tune: True, "peft": lambda tune: tune.adapters,
     "bitsandbytes": lambda tune: tune.method == "qlora" or tune.optim in EIGHT_BIT,
     "trl": lambda tune: tune.loop == "trl",
@@ -31,9 +31,9 @@ PACKAGES = {  # what a run needs, by when it does
 EIGHT_BIT = ("adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit")
 OLDEST_TRANSFORMERS = 5
 TRACED_LOOPS = ("trainer", "trl", "own")  # whose own code is traced
-# Loops that are the Trainer of transformers with other defaults, which the options say; it is traced in their place.
+# Loops that are transformers' Trainer with other defaults, which the options carry; it is traced in their place.
 ON_THE_TRAINER = (*TRACED_LOOPS, "axolotl", "llama-factory")
-# Options that say nothing of memory, or what `whole` puts back.
+# Options without effect on memory, or that `whole` restores.
 TIMES = ("dataset_tokens", "epochs", "max_steps")
 EVALUATION = ("eval_batch_size", "eval_batches", "eval_accumulation_steps", "keeps_logits")
 
@@ -45,7 +45,7 @@ class FineTuneRequest:
     gpu: Gpu
 
     def normal_tune(self) -> FineTune:
-        """Return the options with everything at its default that does not change a trace, so that more of them are
+        """Return the options with every one that does not change a trace at its default, so that more traces are
         shared.
         """
         tune, default = self.tune, FineTune()
@@ -79,7 +79,6 @@ class FineTuneRequest:
         return service.key_of(self.job(), packages=interpreter.now().versions())
 
     def why_not(self) -> str:
-        """Return the sentence that says why this cannot be tried here, or ''."""
         there = interpreter.now().versions()
         missing = [name for name, needed in PACKAGES.items() if needed(self.tune) and not there[name]]
         if missing:
@@ -110,22 +109,17 @@ class FineTuneRequest:
         )  # fmt: skip
 
 
-# What the trace of a fine-tuning run answers: its phases in the ledger's form, and what only a replay says. No
-# torch.
-#
-# The verdict replays the trace under what the card leaves, as predict/trace/memory.py does for foretrain's own step.
-
 MOMENTS = {"load": "build", "prepare": "build", "save": "save", "merge": "merge"}  # of phases that run no model
 
 
 class FineTuneTrace(Record):
-    """The traced memory of a fine-tuning run. `death` says where it ends under what the card leaves; None: it fits.
+    """The traced memory of a fine-tuning run. `death`: where it runs out of memory under what the card leaves.
 
     `attention`: the kernels that it took. `versions`: of the packages whose code was traced.
     """
 
     memory: RunMemory
-    # The least that the allocator may reserve for the run to live, to a thousandth; the context is not included.
+    # The least that the allocator may reserve without running out of memory, to a thousandth; without the context.
     smallest_limit_bytes: int
     smallest_limit_expandable_bytes: int  # the same with expandable_segments:True
     death: Death | None
@@ -137,7 +131,7 @@ class FineTuneTrace(Record):
 def answered(
     trace: Trace, gpu: Gpu, versions: dict[str, str], *, available_bytes: int | None, settings: Settings | None = None
 ) -> FineTuneTrace:
-    """Answer from a trace. `available_bytes`: what the process may take, context included; None: nobody knows."""
+    """Answer from a trace. `available_bytes`: for the process, context included; None: unknown."""
     context, run = Context.of(gpu), replay(trace, settings)
     peaks = {peak.phase for peak in run.phases}
     phases = tuple(_phase(trace, run, name, context) for name in PHASES if name in peaks)
@@ -164,7 +158,7 @@ def answered(
 
 
 def _death(trace: Trace, free: Replay, settings: Settings | None, limit_bytes: int) -> Death | None:
-    """Return where the run ends under a limit; a limit that is never reached without one (`free`) ends nothing."""
+    """Return where the run ends under a limit; a limit that `free`, without one, never reaches ends nothing."""
     if free.peak_reserved_bytes <= limit_bytes:
         return None
     return replay(trace, settings, max(0, limit_bytes), physical=True).death

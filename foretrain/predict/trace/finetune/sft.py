@@ -1,7 +1,7 @@
 """TRL's SFTTrainer as the loop of a traced run: its preparation of the model, its loss and its metrics.
 
-Its loss is computed in tiles by Triton's kernels, which allocate nothing: all that they read and write are tensors of
-trl/kernels/chunked_logprob.py. On a card they are left out, the tensors are not.
+Triton's kernels compute its loss in tiles and allocate nothing: the tensors of trl/kernels/chunked_logprob.py are all.
+Only the kernels are left out.
 """
 
 from contextlib import AbstractContextManager
@@ -27,11 +27,11 @@ except ImportError:  # trl before 1.13
 
 class MarkedSft(Marking, SFTTrainer):
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """None is written: it takes no memory."""
+        """Write none: it takes no memory."""
 
 
 class _Kernel:
-    """A kernel of Triton: it is given a grid, then its arguments, and gives nothing back."""
+    """A kernel of Triton: called with a grid, then its arguments, it returns nothing."""
 
     def __getitem__(self, grid: Any) -> Any:
         return lambda *args, **kwargs: None
@@ -44,7 +44,7 @@ class _Triton:
 
 
 def on_a_card() -> AbstractContextManager[Any]:
-    """Let the loss take the way of a card with Triton."""
+    """Let the loss take the path of a card with Triton."""
     patches = Patches()
     if chunked_logprob is not None:
         for name, value in (("_forward_kernel", _Kernel()), ("_backward_kernel", _Kernel()), ("triton", _Triton)):
@@ -55,7 +55,7 @@ def on_a_card() -> AbstractContextManager[Any]:
 
 
 def trainer(run: Run, model: Any, folder: str) -> Trainer:
-    """Return SFTTrainer with the model as it was loaded: adapters are made by the trainer itself."""
+    """Return SFTTrainer with the model as it was loaded: the trainer makes the adapters."""
     train, evaluate = (Dataset.from_dict({"input_ids": [[0]] * count}) for count in run.samples)
     packing = run.tune.packing
     given = run.common(
@@ -73,8 +73,8 @@ def trainer(run: Run, model: Any, folder: str) -> Trainer:
 
 
 def _packed(run: Run, samples: list[Any]) -> dict[str, Any]:
-    """Return a batch of full rows as DataCollatorForLanguageModeling gives it without padding: one after the other, and
-    where each of its parts begins.
+    """Return a batch of full rows as DataCollatorForLanguageModeling does without padding: one after the other, with
+    the start of each part.
     """
     tokens = len(samples) * run.tune.seq_len
     found = {name: torch.zeros((1, tokens), dtype=torch.int64) for name in ("input_ids", "labels", "position_ids")}

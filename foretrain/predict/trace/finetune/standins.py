@@ -1,9 +1,9 @@
-"""What bitsandbytes and files do, where fake tensors need a word for it.
+"""Stand-ins for bitsandbytes and files on fake tensors.
 
-bitsandbytes: Params4bit cannot wrap a fake tensor, so a class with its behaviour stands in; gemm_4bit is written out
-as what it runs on the card (backends/cuda/ops.py: its own kernel for few rows, else the weight is dequantized and
-multiplied); paged states lie in managed memory, which PyTorch's allocator does not have. Files: what is written goes
-to the host tensor by tensor, and nowhere else.
+bitsandbytes: Params4bit cannot wrap a fake tensor, so a class with its behaviour replaces it; gemm_4bit is written out
+as the card runs it (backends/cuda/ops.py: its own kernel for few rows, else the weight is dequantized and multiplied);
+paged states are in managed memory, outside PyTorch's allocator. Files: their tensors are copied to the host one by one,
+and dropped.
 """
 
 import copy
@@ -43,7 +43,7 @@ class CheckpointTensor:
 
 
 def config_of(written: dict[str, Any]) -> Any:
-    """Return transformers' config of a config.json. Raises StandInError where it knows no such model."""
+    """Return transformers' config of a config.json. Raises StandInError for an unknown model."""
     kind = str(written.get("model_type", ""))
     values = {name: value for name, value in written.items() if name not in ("model_type", "quantization_config")}
     try:
@@ -64,7 +64,7 @@ def dtype_of(written: dict[str, Any], tune: FineTune) -> torch.dtype:
 
 
 def compute_dtype(dtype: torch.dtype, tune: FineTune) -> torch.dtype:
-    """Return the dtype in which 4-bit weights are multiplied: that of autocast, else of the weights."""
+    """Return the dtype of matmuls with 4-bit weights: that of autocast, else of the weights."""
     return HALF.get(tune.amp, dtype)
 
 
@@ -91,7 +91,6 @@ def in_4_bits(tune: FineTune, dtype: torch.dtype) -> BitsAndBytesConfig:
 
 
 def _checkpoint_tensors(kind: Any, config: Any, dtype: torch.dtype) -> dict[str, CheckpointTensor]:
-    """Return what a checkpoint of this model holds: each of its tensors, tied ones once."""
     with torch.device("meta"), no_init_weights():
         model = kind(copy.deepcopy(config))
         model.tie_weights()
@@ -205,7 +204,7 @@ def stood_in(tracer: Tracer, *, card: bool) -> Iterator[None]:
 
 
 def _fake_on_meta(tensor: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Wrap torch.tensor, which on meta gives a tensor that the fake mode has not seen."""
+    """Wrap torch.tensor, which on meta returns a tensor that the fake mode has not seen."""
 
     def made(*args: Any, **kwargs: Any) -> Tensor:
         found = tensor(*args, **kwargs)
@@ -217,7 +216,7 @@ def _fake_on_meta(tensor: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _patch_shared_memory(patches: Patches) -> None:
-    """Tell which tensors share memory by their storages: the address of a fake one is always 0."""
+    """Compare tensors by their storages: the address of a fake one is always 0."""
 
     def storage(tensor: Tensor) -> tuple[torch.device, int, int]:
         return tensor.device, tensor.untyped_storage()._cdata, tensor.nbytes
@@ -270,7 +269,7 @@ def _bytes_quantized(a: Tensor, code: Tensor, blocksize: int) -> tuple[Tensor, T
 
 
 def _dequantized(a: Tensor, absmax: Tensor, blocksize: int, kind: str, shape: Any, dtype: torch.dtype) -> Tensor:
-    """Make all that the kernel allocates. Written out, since torch keeps no results of the fake kernels of others."""
+    """Make all that the kernel allocates. Written out, since torch caches no results of others' fake kernels."""
     return torch.empty(tuple(shape), dtype=dtype, device=a.device)
 
 
@@ -290,7 +289,7 @@ def _dequantized_and_multiplied(
     absmax_code: Tensor | None = None,
     absmax_offset: Tensor | None = None,
 ) -> Tensor:
-    """_dequant_linear_fallback of backends/cuda/ops.py: scales that were bytes stay until the result is there."""
+    """_dequant_linear_fallback of backends/cuda/ops.py: unpacked scales live until the result is made."""
     if absmax_8bit is not None and absmax_offset is not None:
         scales = torch.empty_like(absmax_8bit, dtype=torch.float32)
         absmax = scales + absmax_offset  # noqa: F841  # it is held, too
@@ -299,7 +298,7 @@ def _dequantized_and_multiplied(
 
 
 def _own_kernel() -> Callable[[torch.dtype, int, int, int], bool]:
-    """Say whether bitsandbytes has a kernel for (dtype, rows, N, K) on this card that needs no dequantized weight."""
+    """Return whether bitsandbytes has a kernel for (dtype, rows, N, K) on this card without a dequantized weight."""
     cuda: Any = importlib.import_module("bitsandbytes.backends.cuda.ops")
     decide: Any = getattr(cuda, "_gemm_4bit_use_custom_fn", None)
     properties: Any = getattr(cuda, "_gpu_dispatch_props", None)

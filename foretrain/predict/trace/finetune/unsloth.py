@@ -1,6 +1,8 @@
-"""unsloth's functions in a traced run. Its package needs a card and Triton, so they have stand-ins that allocate, keep
-and write over the same tensors (model/hub/unsloth.py, unsloth_loss.py); they are put into transformers' and peft's
-modules where unsloth puts its own (unsloth/models/llama.py: patch_peft_model and the *_fast_forward functions).
+"""unsloth's functions in a traced run.
+
+Its package needs a card and Triton, so stand-ins allocate, save and overwrite the same tensors (model/hub/unsloth.py,
+unsloth_loss.py), in transformers' and peft's modules where unsloth puts its own (unsloth/models/llama.py:
+patch_peft_model and the *_fast_forward functions).
 """
 
 import contextlib
@@ -31,7 +33,7 @@ def put_in(model: Any, own: Unsloth, tune: FineTune) -> None:
     base = model.get_base_model() if tune.adapters else model
     if own.blocks:
         base.enable_input_require_grads()
-        base.set_attn_implementation("sdpa")  # which is not asked for: unsloth takes the best that is there
+        base.set_attn_implementation("sdpa")  # unsloth takes the best one there is
         _Blocks(base, own, tune).put_in()
     if own.loss:
         base.forward = MethodType(_forward(ChunkedLoss(), keeps=tune.keeps_logits, masks=not own.blocks), base)
@@ -56,11 +58,8 @@ def _forward(chunked: ChunkedLoss, *, keeps: bool, masks: bool) -> Callable[...,
     return forward
 
 
-# -- blocks ------------------------------------------------------------------------------------------------
-
-
 class _Blocks:
-    """The blocks of a model. `place`: where 4-bit weights become whole; `held`: who has which part of it."""
+    """The blocks of a model. `place`: the buffer of unpacked 4-bit weights; `held`: who has which part of it."""
 
     def __init__(self, base: Any, own: Unsloth, tune: FineTune) -> None:
         self.base, self.own, self.tune = base, own, tune
@@ -164,9 +163,6 @@ class _Blocks:
         return rotary(turned[0], turned[1], cos, sin)
 
 
-# -- checkpoints on the host ---------------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def stood_in(tune: FineTune) -> Iterator[None]:
     """Let transformers checkpoint as unsloth does, where the run asks for that."""
@@ -186,7 +182,7 @@ class _Host:
 
     def __init__(self) -> None:
         self.first, self.index, self.last = True, 0, 0
-        self.both = False  # whether they come back to two places in turns
+        self.both = False  # whether they alternate between two places
         self.places: list[Tensor] = []
 
     def takes(self, x: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""The attention kernel that the card takes, out of those that the code allows, and what is made on the way to it.
+"""The attention kernel that the card takes, and what is made on the way to it.
 
 The choice is in predict/estimate/sdpa.py; masks and grouped heads follow
 aten/src/ATen/native/transformers/attention.cpp.
@@ -53,16 +53,14 @@ class AttentionCall(NamedTuple):
 
 
 def cudnn_is_new_enough() -> bool:
-    """Return whether the wheel has a cuDNN whose attention is preferred, 9.15.1: those of CUDA 13 have; none is assumed
-    to be one of these.
+    """Return whether the wheel has a cuDNN whose attention is preferred, 9.15.1: those of CUDA 13 have; others are
+    assumed not to.
     """
     return torch.version.cuda is None or int(torch.version.cuda.split(".")[0]) >= 13
 
 
 def kind(card: Card, asked: AttentionCall) -> str:
-    """Return cudnn, flash, efficient or math. Raises RuntimeError, as PyTorch does, where the code allows none that
-    can.
-    """
+    """Return cudnn, flash, efficient or math. Raises RuntimeError, as PyTorch does, where no allowed one can."""
     found = kernel(card.capability, asked.call, [name for name in _order(card) if _enabled(name)])
     if found is None:
         raise RuntimeError("No available kernel. Aborting execution.")
@@ -70,7 +68,7 @@ def kind(card: Card, asked: AttentionCall) -> str:
 
 
 def _order(card: Card) -> Sequence[str]:
-    """As torch.nn.attention.sdpa_kernel(…, set_priority=True) says; else by the card."""
+    """Return the order of torch.nn.attention.sdpa_kernel(…, set_priority=True); else the card's."""
     order = [NAMES[i] for i in torch._C._get_sdp_priority_order() if i in NAMES]
     refused = os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") == "1" or not cudnn_is_new_enough()
     return WITH_CUDNN if order == list(USUAL) and prefers_cudnn(card.capability) and not refused else order
@@ -86,12 +84,12 @@ def _enabled(name: str) -> bool:
 
 
 class Attention:
-    """The composite op as the card would run it; autocast has cast already when the dispatcher comes here."""
+    """The composite op as the card would run it, after autocast's casts."""
 
     def __init__(self, card: Card, notes: set[str]) -> None:
         self.card, self.notes = card, notes
         self.seen: set[str] = set()
-        self.masking = False  # within the math path, which adds its mask in place where no mode is
+        self.masking = False  # within the math path, which adds its mask in place for plain tensors
 
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
@@ -139,14 +137,14 @@ def _flash_out(query: Tensor, key: Tensor, value: Tensor, dropout: float, causal
 
 
 def _added(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """convert_boolean_attn_mask: what is added to the scores, in their dtype."""
+    """convert_boolean_attn_mask: the term added to the scores, in their dtype."""
     if mask is None or mask.dtype != torch.bool:
         return mask
     return torch.where(mask, 0.0, torch.scalar_tensor(-math.inf, dtype=dtype, device=mask.device))
 
 
 def _readable(mask: Tensor) -> Tensor:
-    """preprocess_mask: rows that start where the kernel can read them, in a copy where they do not."""
+    """preprocess_mask: rows aligned for the kernel, by a copy where they are not."""
     aligned = all(stride % MASK_ALIGNMENT == 0 for stride in mask.stride()[:-1]) and mask.stride(-1) == 1
     if aligned:
         return mask

@@ -1,8 +1,8 @@
-"""How many rows a mask picks, which only values tell: the even share at the lower end, all there can be at the upper.
+"""How many rows a mask selects, which only values tell: the even share at the lower end, all possible at the upper.
 
 A router gives each token `k` of `n` experts (topk, argmax …). What follows from such a choice is known: its one-hot
 form, masks of one expert, counts of tokens. The lower end gives each expert the same, the upper one gives the first
-experts all that they can get, until no token is left. Of any other mask the ends are one row and all.
+experts all that they can get, until no token is left. The ends of any other mask are one row and all.
 """
 
 import math
@@ -26,9 +26,7 @@ PICKED = "how many rows a mask picks is a matter of values: the lower end is one
 
 @dataclass
 class Source:
-    """One routing decision: how often it was made, and what of it the upper end has given to which view of which
-    storage.
-    """
+    """One routing decision: how often it was made, and what the upper end gave of it to which view of which storage."""
 
     total: int
     given: list[tuple[weakref.ref[Any], Any, int]] = field(default_factory=list)
@@ -38,7 +36,7 @@ class Chosen(NamedTuple):
     """What a storage holds of a choice among `parts`, of which each row makes `distinct` different ones.
 
     `share`: of its elements that name one part, or are true for it. `most`: of its elements that one part can have.
-    `kind`: the numbers themselves, true or 1 where a part is meant, how many each part has, or those summed up.
+    `kind`: part numbers, a mask, counts per part, or their running sums.
     """
 
     source: Source
@@ -50,7 +48,7 @@ class Chosen(NamedTuple):
 
 
 class Choices:
-    """What is known of choices, by storage, and the sizes that follow. `upper` says which end."""
+    """What is known of choices, by storage, and the sizes that follow. `upper`: which end."""
 
     def __init__(self, upper: bool, ranges: set[str]) -> None:
         self.upper, self.ranges = upper, ranges
@@ -60,8 +58,6 @@ class Choices:
             int, tuple[weakref.ref[Any], int]
         ] = {}  # masks that are true for so many parts, the first ones
         self._numbered = weakref.WeakSet[Any]()  # rows that are 0, 1, 2, … as the first elements of a mask were true
-
-    # -- what is known ---------------------------------------------------------------------------------------
 
     def after(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         name = func.overloadpacket.__name__
@@ -107,7 +103,9 @@ class Choices:
             self.learn(out, known)
 
     def _compared(self, name: str, args: tuple[Any, ...], known: Chosen | None, out: Tensor) -> None:
-        """`choice == expert` is a mask, `count > 0` is true for every expert; one count is compared as it is."""
+        """Note that `choice == expert` is a mask, and `count > 0` true for every expert; one count is compared as it
+        is.
+        """
         number = self.counted(args[0]) if args[0].numel() == 1 else None
         if number is not None and not isinstance(args[1], Tensor):
             self._answer(out, bool(COMPARED[name](number, args[1])))
@@ -128,13 +126,13 @@ class Choices:
     def _reduced(self, name: str, known: Chosen, before: Tensor, out: Tensor) -> None:
         if known.kind != "mask":
             return
-        if out.numel() == 1:  # how many rows an expert has, or whether it has any
+        if out.numel() == 1:  # the rows of an expert, or whether it has any
             picked = self.picked(before, None)
             self._answer(out, picked > 0 if name == "any" else picked)
             return
         if out.numel() == known.parts and before.numel() == known.source.total * known.parts:
             self.learn(out, known._replace(kind="count"))
-        elif before.numel() == out.numel() * known.distinct:  # each row once, whichever of its choices it was
+        elif before.numel() == out.numel() * known.distinct:  # each row once, by any of its choices
             self.learn(out, known._replace(share=min(1.0, known.share * known.distinct), most=1.0))
 
     def learn(self, tensor: Tensor, chosen: Chosen) -> None:
@@ -146,8 +144,6 @@ class Choices:
         storage = _storage(tensor) if isinstance(tensor, Tensor) else None
         found = self._known.get(storage._cdata) if storage is not None else None
         return found[1] if found is not None and found[0]() is storage else None
-
-    # -- what follows ----------------------------------------------------------------------------------------
 
     def picked(self, mask: Tensor, known_value: bool | None) -> int:
         """Return how many elements of it are true. `known_value`: of all of them, where that is known."""
@@ -180,7 +176,7 @@ class Choices:
         return found
 
     def tally(self, chosen: Tensor, least: int) -> Tensor | None:
-        """Return what bincount gives, with at least so many bins; None where nothing says how many there are."""
+        """Return what bincount does, with at least so many bins; None where their number is unknown."""
         known = self.of(chosen)
         bins = max(least, 0 if known is None else known.parts)
         if not bins:
@@ -191,9 +187,7 @@ class Choices:
         return found
 
     def counted(self, tensor: Tensor) -> int | None:
-        """Return the integer that a tensor has: how many tokens a part gets, or the number of a row; None for any
-        other.
-        """
+        """Return the integer of a tensor: the tokens of a part, or the number of a row; None for any other."""
         storage = _storage(tensor)
         if storage is not None and storage in self._numbered:
             return int(tensor.storage_offset())
@@ -211,7 +205,7 @@ class Choices:
 
 
 def _given(chosen: Chosen, mask: Tensor, storage: torch.UntypedStorage) -> int:
-    """Return the upper end's share of a mask: what it got when it was asked for before, else what is left."""
+    """Return the upper end's share of a mask: its earlier answer, else what is left."""
     given, view = chosen.source.given, (mask.storage_offset(), mask.shape, mask.stride())
     for ref, its, number in given:
         if ref() is storage and its == view:

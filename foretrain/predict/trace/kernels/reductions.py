@@ -1,8 +1,8 @@
-"""What a sum, a mean, a maximum or a loss takes for itself.
+"""Temporaries of sums, means, maxima and losses.
 
-Two rules of PyTorch. aten/src/ATen/native/ReduceOpsUtils.h (make_reduction): the input is first converted to the dtype
-of the sum. What blocks that share a result take: predict/estimate/kernel_buffers.py. Some losses make that of each
-element first, and some of these keep its memory under the number that they return (BinaryOps.cpp, Loss.cpp, Loss.cu).
+The input is first converted to the dtype of the sum (aten/src/ATen/native/ReduceOpsUtils.h, make_reduction). What
+blocks that share a result take: predict/estimate/kernel_buffers.py. Some losses first make that of each element, and
+some of these keep its memory under the number that they return (BinaryOps.cpp, Loss.cpp, Loss.cu).
 """
 
 import math
@@ -18,19 +18,19 @@ from foretrain.predict.trace.card.torch_cuda import Card
 PAIR_BYTES = 16  # a value and its index
 CONVERTED = {"sum", "mean", "prod", "nansum"}
 REDUCTIONS = (*CONVERTED, "max", "min", "argmax", "argmin", "amax", "amin")
-# Losses and the like that are one op to a trace, and to PyTorch other ops, which the trace then sees.
+# Losses and the like that are one op to a trace, and several to PyTorch, which the trace then sees.
 aten = torch.ops.aten
 COMPOSED = {aten.binary_cross_entropy_with_logits.default, aten._euclidean_dist.default}
 MEAN, SUM = 1, 2
-# Which argument says how the elements are reduced.
+# Which argument holds the reduction.
 ELEMENTWISE = {"mse_loss": 2, "smooth_l1_loss": 2, "huber_loss": 2}
-# What is returned is a number in the memory of all elements.
+# The returned number is in the memory of all elements.
 KEPT = {"mse_loss": 2, "smooth_l1_loss": 2, "binary_cross_entropy": 3}
 
 
 def as_large_as_the_input(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
-    """Return the bytes of what is made of the input first, on any device: logsumexp's maxima and exponentials, or the
-    input in the dtype of the sum. Integers and booleans are summed in int64.
+    """Return the bytes made of the input first, on any device: logsumexp's maxima and exponentials, or the input in the
+    dtype of the sum. Integers and booleans are summed in int64.
     """
     if op == "logsumexp" and (dims := _reduced(args[0], args[1])):
         x = args[0]
@@ -46,7 +46,7 @@ def as_large_as_the_input(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def _reduced(x: Any, dims: Any) -> set[int]:
-    """Return the dimensions that go, all for None or an empty list; {} where there is nothing to reduce."""
+    """Return the reduced dimensions, all for None or an empty list; {} where there is nothing to reduce."""
     if not isinstance(x, Tensor) or x.numel() == 0 or x.dim() == 0:
         return set()
     asked = list(dims) if isinstance(dims, list | tuple) else [dims]
@@ -75,7 +75,7 @@ def _partial_bytes(op: str, dtype: torch.dtype) -> int:
 
 
 def inside(op: str, args: tuple[Any, ...]) -> list[int]:
-    """Return the bytes of the loss of each element, which go when the op is done."""
+    """Return the bytes of the loss of each element, freed when the op is done."""
     return [_elements_bytes(args)] if _is_reduced(op, args, ELEMENTWISE) else []
 
 
@@ -87,7 +87,6 @@ def keep(op: str, args: tuple[Any, ...], out: Any) -> None:
 
 
 def run_composed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run the op by its own kernel, which calls others."""
     run: Callable[..., Any] = func._op_dk
     return run(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
 

@@ -1,6 +1,6 @@
 """Memory that CUDA kernels allocate for themselves, which no tensor of the program shows.
 
-Each rule names the file of PyTorch that it was read from; tests/cuda_build holds them against PyTorch's CUDA build,
+Each rule names the file of PyTorch that it was read from; tests/cuda_build checks them against PyTorch's CUDA build,
 allocation by allocation.
 """
 
@@ -41,14 +41,11 @@ def _up(x: int, multiple: int) -> int:
 
 
 def _copied(t: Tensor) -> list[Step]:
-    """Return the bytes of what a kernel reads in order, where it lies otherwise: gradients of sums are one number for
-    all.
-    """
+    """Return the bytes of a copy for a kernel that reads in order: gradients of sums are one number for all."""
     return [] if t.is_contiguous() else [t.numel() * t.element_size()]
 
 
 def _copies_gradient(card: Card, args: tuple[Any, ...]) -> list[Step]:
-    """The result of the op is there first."""
     return [Result(0), *_copied(args[0])]
 
 
@@ -62,9 +59,8 @@ def _flash(card: Card, args: tuple[Any, ...]) -> list[Step]:
 
 
 def _flash_backward(card: Card, args: tuple[Any, ...]) -> list[Step]:
-    """aten .../transformers/cuda/flash_attn/flash_api.cpp, mha_bwd.
-
-    Fewer key heads get their gradients from those of all heads, dk_expanded and dv_expanded.
+    """aten .../transformers/cuda/flash_attn/flash_api.cpp, mha_bwd: fewer key heads get their gradients from those of
+    all heads (dk_expanded, dv_expanded).
     """
     query, key = args[1], args[2]
     B, H, T, D = query.shape
@@ -74,9 +70,9 @@ def _flash_backward(card: Card, args: tuple[Any, ...]) -> list[Step]:
     return [*copies, Result(0), Result(1), Result(2), *flash_backward_bytes(B, H, T, D), *expanded]
 
 
-# What cuDNN's attention wants beside its results, in bytes; of its backward also what the rule below adds. These are
-# allocations of an H100, torch 2.11 with CUDA 13.0: heads of 48 and 64, 512 and 1024 tokens, with and without dropout
-# and grouped heads (benchmarks/gpu/suite.py).
+# Temporaries of cuDNN's attention, in bytes; of its backward also what the rule below adds. Seen on an H100, torch 2.11
+# with CUDA 13.0: heads of 48 and 64, 512 and 1024 tokens, with and without dropout and grouped heads
+# (benchmarks/gpu/suite.py).
 CUDNN_BYTES = 256
 
 
@@ -101,27 +97,29 @@ def _efficient(card: Card, args: tuple[Any, ...]) -> list[Step]:
 
 def _efficient_backward(card: Card, args: tuple[Any, ...]) -> list[Step]:
     """The sums of gradient times output, which a half-precision kernel makes itself, and the blocks in which dq is
-    summed (aten .../transformers/cuda/attention_backward.cu, mem_eff_attention/kernel_backward.h)."""
+    summed (aten .../transformers/cuda/attention_backward.cu, mem_eff_attention/kernel_backward.h).
+    """
     gradient, query = args[0], args[1]
     B, H, T, D = query.shape
     sums, blocks = efficient_backward_bytes(B, H, T, D, half=gradient.dtype != torch.float32)
     product, delta = sums * D, [sums]
     if gradient.dtype == torch.float32:
-        # (B, T, H) sums are laid out anew as (B, H, T), where that is another order
+        # (B, T, H) sums are transposed to (B, H, T), where that is another order
         delta = [product, sums, -product] if H == 1 else [product, sums, sums, -sums, -product]
     return [*_copied(gradient.transpose(1, 2)), Result(0), Result(1), Result(2), *delta, blocks]
 
 
 def _sort_bytes(n: int, largest: int, width: int = 8) -> int:
-    """cub's radix sort of n pairs of int64 (or int32), for keys up to `largest`: both lists again, histograms, a tile's
-    state."""
+    """Return bytes of cub's radix sort of n pairs of int64 (or int32), for keys up to `largest`: both lists,
+    histograms, a tile's state.
+    """
     passes = -(-largest.bit_length() // 8)
     copies = 0 if passes == 1 else 2 * _up(width * n, 256)
     return 255 + 256 + passes * 256 * 8 + copies + -(-n * width // (8 * SORT_TILE)) * 256 * 4
 
 
 def _scan_bytes(n: int, tile: int, state: int = 16) -> int:
-    """The state of each tile of one of cub's scans over n items, so many bytes each, 32 of them to spare."""
+    """Return bytes of the state of each tile of one of cub's scans over n items, 32 of them to spare."""
     return 255 + 256 + _up(state * (-(-n // tile) + 32), 256)
 
 
@@ -141,8 +139,7 @@ def _embedding_backward(card: Card, args: tuple[Any, ...]) -> list[Step]:
 
 
 def _bag_backward(card: Card, args: tuple[Any, ...]) -> list[Step]:
-    """However few they are, rows of sums and means are sorted and summed in segments
-    (aten/src/ATen/native/cuda/EmbeddingBag.cu)."""
+    """Sort rows of sums and means and sum them in segments, however few (aten/src/ATen/native/cuda/EmbeddingBag.cu)."""
     grad, indices, vocabulary, counted, mode, sparse = args[0], args[1], args[6], args[7], args[8], args[9]
     n, wide = indices.numel(), indices.element_size()
     if sparse or mode == MAXIMUM or n == 0:
@@ -156,7 +153,7 @@ MAXIMUM = 2  # of embedding_bag's modes
 
 
 def _summed_by_row(grad: Tensor, n: int, wide: int, vocabulary: int, *, counted: bool, parts: bool) -> list[Step]:
-    """Gradients of n tokens, sorted by row, in segments (aten/src/ATen/native/cuda/EmbeddingBackwardKernel.cu).
+    """Sum the gradients of n tokens, sorted by row, in segments (aten/src/ATen/native/cuda/EmbeddingBackwardKernel.cu).
 
     `wide`: bytes of an index. `counted`: how often each row occurs, by which its gradient is divided. `parts`: rows are
     summed in parts, in fp32 (in a vocabulary of up to 128 an embedding's are not; seen in 2.13).
@@ -241,7 +238,6 @@ def _softmax_backward(card: Card, args: tuple[Any, ...]) -> list[Step]:
 
 
 def _norm(card: Card, args: tuple[Any, ...]) -> list[Step]:
-    """linalg.vector_norm: (tensor, order, dimensions, …)."""
     return list(reduction_buffers(card, "norm", args[0], args[2] if len(args) > 2 else None))
 
 
@@ -258,8 +254,9 @@ def _dropout(card: Card, args: tuple[Any, ...]) -> list[Step]:
 
 
 def _roll(card: Card, args: tuple[Any, ...]) -> list[Step]:
-    """Of a contiguous copy. Of several dimensions the first one is rolled, then the others of what that gave, which
-    stays until all are done (aten/src/ATen/native/cuda/TensorTransformations.cu, TensorTransformations.h)."""
+    """Roll a contiguous copy. Of several dimensions the first one is rolled, then the others of its result, which lives
+    until all are done (aten/src/ATen/native/cuda/TensorTransformations.cu, TensorTransformations.h).
+    """
     size = args[0].numel() * args[0].element_size()
     copy = [] if args[0].is_contiguous() else [size]
     between = [size] * (len(args[2]) - 1 if len(args) > 2 else 0)
@@ -278,8 +275,9 @@ def _lstm_step(card: Card, args: tuple[Any, ...]) -> list[Step]:
 
 
 def _nonzero(card: Card, args: tuple[Any, ...]) -> list[Step]:
-    """How many there are is counted by all blocks, then each tile of 640 elements says where its own begin
-    (aten/src/ATen/native/cuda/Nonzero.cu, cub's DeviceReduce and DeviceSelect)."""
+    """Count by all blocks, then by tiles of 640 elements (aten/src/ATen/native/cuda/Nonzero.cu, cub's DeviceReduce and
+    DeviceSelect).
+    """
     n = args[0].numel()
     if n == 0:
         return []
@@ -291,10 +289,10 @@ def _nonzero(card: Card, args: tuple[Any, ...]) -> list[Step]:
 
 
 def _index_put(card: Card, args: tuple[Any, ...]) -> list[Step]:
-    """Where values add up, rows are sorted by where they go (aten/src/ATen/native/cuda/Indexing.cu).
+    """Sort rows by destination where values add up (aten/src/ATen/native/cuda/Indexing.cu).
 
-    Of each index: whether it is in range, unless the op is the backward pass of one that was; then rows from the end
-    are counted from the start, and it is multiplied by its stride.
+    Of each index: its range check, unless the op is the backward pass of a checked one; then negative rows are wrapped,
+    and it is multiplied by its stride.
     """
     adds = any(args[3:4]) or torch.are_deterministic_algorithms_enabled()
     indices = [(d, index) for d, index in enumerate(args[1]) if index is not None]
@@ -318,14 +316,15 @@ def _index_put(card: Card, args: tuple[Any, ...]) -> list[Step]:
 IN_RANGE: list[Step] = [8, 8, 1, -1, 1, -1, -8, -8]
 
 
-def _index_put_anew(card: Card, args: tuple[Any, ...]) -> list[Step]:
+def _index_put_copy(card: Card, args: tuple[Any, ...]) -> list[Step]:
     steps = _index_put(card, args)
     return [Result(0), *steps] if steps else []
 
 
 def _sort(card: Card, args: tuple[Any, ...]) -> list[Step]:
-    """Rows of up to 4,096 in one block each; longer ones by cub with their positions, up to 127 of them all at once and
-    then by row, more of them row by row (aten/src/ATen/native/cuda/Sort.cpp, Sort.cu)."""
+    """Sort rows of up to 4,096 in one block each; longer ones by cub with their positions, up to 127 of them together
+    and then by row, more of them row by row (aten/src/ATen/native/cuda/Sort.cpp, Sort.cu).
+    """
     x, *rest = args
     dim = rest[0] if rest and type(rest[0]) is int else -1
     if x.dim() == 0 or x.numel() == 0:
@@ -346,18 +345,19 @@ def _sort(card: Card, args: tuple[Any, ...]) -> list[Step]:
 
 
 def _sort_pairs_bytes(card: Card, n: int, width: int) -> int:
-    """cub's radix sort of n keys of so many bytes with an int64 each, by all of their bits."""
+    """Return bytes of cub's radix sort of n keys of this width with an int64 each, by all of their bits."""
     copies = _up(width * n, 256) + _up(8 * n, 256)
     if width >= 4:
         tile = 3072 if width == 4 else SORT_TILE
         return 255 + 256 + width * 256 * 8 + copies + -(-n // tile) * 256 * 4
-    blocks = 5 * card.sm_count * (card.processors.threads // 256)  # each with how often it saw which digit
+    blocks = 5 * card.sm_count * (card.processors.threads // 256)  # each with its histogram of digits
     return 255 + copies + blocks * width * 128 * 4 + 44 * 1024
 
 
 def _multinomial(card: Card, args: tuple[Any, ...]) -> list[Step]:
-    """One of each row is drawn as the largest quotient of its weight and a random number
-    (aten/src/ATen/native/Distributions.cpp); its checks take some bytes."""
+    """Draw one of each row as the largest quotient of its weight and a random number
+    (aten/src/ATen/native/Distributions.cpp); its checks take some bytes.
+    """
     x, count, *again = args
     many = count > 1 or any(again[:1])
     return [] if many else [Result(0), x.numel() * x.element_size()]
@@ -382,7 +382,7 @@ COPYING = (
 RULES: dict[str, Rule] = {
     **{op: _reduction(op) for op in REDUCTIONS},
     **dict.fromkeys(("index_put_", "_index_put_impl_"), _index_put),
-    **dict.fromkeys(("index_put", "_unsafe_index_put"), _index_put_anew),
+    **dict.fromkeys(("index_put", "_unsafe_index_put"), _index_put_copy),
     "sort": _sort,
     "multinomial": _multinomial,
     "_scaled_dot_product_flash_attention": _flash,
@@ -415,7 +415,7 @@ RULES: dict[str, Rule] = {
 
 
 def _laid_out(op: str, args: tuple[Any, ...]) -> list[Step]:
-    """Factors that cuBLAS cannot read where they lie (aten/src/ATen/native/cuda/cuBlasCommonArgs.h)."""
+    """Copy matrices that cuBLAS cannot read in place (aten/src/ATen/native/cuda/cuBlasCommonArgs.h)."""
     factors = [t for t in args if isinstance(t, Tensor)][-2:] if op in MATMULS else []
     return [t.numel() * t.element_size() for t in reversed(factors) if not _is_readable(t)]
 
@@ -430,8 +430,8 @@ def _is_readable(t: Tensor) -> bool:
 def in_kernels(card: Card) -> InKernel:
     """Return the rules for a card, with cuBLAS's workspaces.
 
-    Until torch 2.14 one stays for each thread that multiplies, the main one and autograd's, and for each stream that it
-    does so on; from 2.15 on it lives for the one matmul (TORCH_CUBLAS_WORKSPACE_CACHE is off by default there).
+    Until torch 2.14 one lives on for each thread and stream with matmuls, the main thread and autograd's; from 2.15 on
+    it lives for the one matmul (TORCH_CUBLAS_WORKSPACE_CACHE is off by default there).
     """
     workspace = torch_version().cublas_workspace_bytes(card.capability)
     cached = torch_version() < (2, 15)

@@ -1,9 +1,8 @@
-"""What a trace says of values, which fake tensors have not.
+"""The values that a trace assumes, since fake tensors have none.
 
-Some values are known all the same: what torch.zeros, torch.full or torch.tensor(3) filled a whole storage with, and
-what follows from it. Results are taken to be finite, so isnan and isinf are false. Everything else is taken to be 1;
-where the code decides on such a value, its file and line are noted. Where the other way may take more, the answer is a
-lower bound.
+Some are known: what torch.zeros, torch.full or torch.tensor(3) filled a whole storage with, and what follows from it.
+Results are taken as finite, so isnan and isinf are false. Everything else is 1; where the code decides on such a value,
+its file and line are noted. Where the other branch may take more, the answer is a lower bound.
 """
 
 import ast
@@ -31,9 +30,9 @@ from foretrain.predict.trace.card.patches import Patches
 
 Number = bool | int | float
 
-ROUNDS = 20  # of a loop that only a value ends, before it is left
+ROUNDS = 20  # of a loop that only a value ends
 ENDLESS = 1000  # decisions of one line in one call, where its loop cannot be read
-SMALL = 4096  # elements of a float tensor whose value is kept
+SMALL = 4096  # elements of a float tensor whose value is tracked
 PLACES = 3  # that a note names
 # Where libraries ask for values that change no memory: seeds, and the codes of 8 bits in order.
 HARMLESS = ("accelerate/data_loader.py", "bitsandbytes/functional.py")
@@ -64,35 +63,33 @@ PASSED_ON = {
     "bitwise_not", "lift_fresh_copy",
 }  # fmt: skip
 CHANGED = {"neg": operator.neg, "abs": abs, "logical_not": operator.not_, "bitwise_not": operator.not_}
-# GradScaler's, which only change these where a gradient is not finite.
+# GradScaler's, which change these only where a gradient is not finite.
 UNCHANGED = {"_amp_foreach_non_finite_check_and_unscale_", "_amp_update_scale_"}
 
 
 class Known(NamedTuple):
-    """The value that all elements of a storage have; `certain` is false where it follows from a 1 that was assumed."""
+    """The value of all elements of a storage; `certain` is false where it follows from an assumed 1."""
 
     value: Number
     certain: bool
 
 
 class _Rounds(dict[int, int]):
-    """How often each instruction of a running function has decided on a value. It is kept where a debugger keeps its
-    own, as a frame takes no other mark; called as a trace function it traces nothing.
+    """How often each instruction of a running function has decided on a value. It is stored as a debugger's trace
+    function, the only mark that a frame takes; called as one it traces nothing.
     """
 
     def __call__(self, *args: Any) -> None: ...
 
 
 class Values:
-    """The values that are known, what is answered where none is, and the places that asked."""
+    """The known values, the assumed answers, and the places that asked."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[weakref.ref[Any], Known]] = {}
         self._places: dict[tuple[str, bool], dict[str, None]] = {}
         self._planned: list[bool] = []
-        self._counted = weakref.WeakSet[Any]()  # storages that hold 0, 1, 2, … or as many numbers from another one on
-
-    # -- what is known ---------------------------------------------------------------------------------------
+        self._counted = weakref.WeakSet[Any]()  # storages that hold consecutive numbers
 
     def after(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         if _counts_on(self, func, args) and isinstance(out, Tensor) and (storage := _storage(out)) is not None:
@@ -139,8 +136,6 @@ class Values:
             return found[1]
         return Known(_as(x.dtype, 1), certain=False)
 
-    # -- what is answered ------------------------------------------------------------------------------------
-
     def scalar(self, tensor: Tensor) -> Number:
         known = self.of(tensor)
         value = _as(tensor.dtype, known.value)
@@ -171,7 +166,7 @@ class Values:
         return self.of(tensor).certain
 
     def decided(self, answer: bool) -> bool:
-        """Note that the code decides on an unknown value, and turn the answer round where a loop would never end."""
+        """Note that the code decides on an unknown value, and invert the answer where a loop would never end."""
         frame = _user_frame()
         if frame is None:
             return answer
@@ -207,8 +202,6 @@ class Values:
         finally:
             self._planned = before
 
-    # -- what is said ----------------------------------------------------------------------------------------
-
     def _note(self, what: str, frame: FrameType | None, *, too_low: bool) -> None:
         if frame is not None and not frame.f_code.co_filename.endswith(HARMLESS):
             self._places.setdefault((what, too_low), {}).setdefault(_place(frame))
@@ -219,7 +212,7 @@ class Values:
         return any(too_low for _, too_low in self._places)
 
     def notes(self) -> list[str]:
-        """Return a sentence for each kind of answer that was assumed, with where."""
+        """Return a sentence for each kind of assumed answer, with where."""
         found = []
         for (what, too_low), everywhere in self._places.items():
             places = list(everywhere)
@@ -230,8 +223,8 @@ class Values:
 
 
 class Guess(float):
-    """A float that .item() made up: what is decided by it is noted, and shown it is "?". Sums and products of it are
-    guesses, too.
+    """A float that .item() made up: decisions on it are noted, and it is shown as "?". Its arithmetic gives guesses,
+    too.
     """
 
     values: Values
@@ -270,7 +263,7 @@ class Guess(float):
 def _deciding(name: str) -> Callable[[Guess, Any], Any]:
     def compare(guess: Guess, other: Any) -> Any:
         answer = getattr(float, name)(guess, other)
-        # NaN and infinity are asked for by value != value and value < inf: these it is not.
+        # NaN and infinity are tested by value != value and value < inf: these it is not.
         sure = answer is NotImplemented or (isinstance(other, float) and not math.isfinite(other))
         sure |= isinstance(other, Guess) and name in ("__eq__", "__ne__")
         return answer if sure else guess.values.decided(answer)
@@ -293,8 +286,6 @@ for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
 for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "neg", "abs", "round"):
     setattr(Guess, f"__{_name}__", _guessing(f"__{_name}__"))
 
-
-# -- rules -------------------------------------------------------------------------------------------------
 
 Rule = Callable[[Values, tuple[Any, ...], dict[str, Any], Tensor], Known | None]
 
@@ -393,7 +384,7 @@ def _writes(func: Any) -> tuple[int | str, ...]:
 
 def _is_asked_for(tensor: Tensor) -> bool:
     """Return whether its value may ever be asked for: not that of a weight or an activation, which would take time to
-    keep.
+    track.
     """
     return tensor.numel() <= SMALL or not tensor.dtype.is_floating_point
 
@@ -410,9 +401,6 @@ def _as(dtype: torch.dtype, value: Number) -> Number:
     if dtype.is_floating_point or dtype.is_complex:
         return float(value)
     return int(value) if math.isfinite(value) else 1
-
-
-# -- where the code is -------------------------------------------------------------------------------------
 
 
 def _asking_frame() -> FrameType | None:
@@ -457,7 +445,7 @@ def place_now() -> str:
 
 
 def raised_at(error: BaseException) -> str:
-    """Return where the user's code raised it: file and line; empty where none of theirs did."""
+    """Return the file and line where the user's code raised it; empty where none of theirs did."""
     step, found = error.__traceback__, ""
     while step is not None:
         if not (_is_in(step.tb_frame, HERE) or _is_in(step.tb_frame, TORCH)):
@@ -480,7 +468,7 @@ def _innermost(frame: FrameType, kind: Any, part: Callable[[Any], Any] = lambda 
 
 
 def _is_counted(frame: FrameType | None) -> bool:
-    """Return whether what is read there is only added to a sum or shown, which no size follows from."""
+    """Return whether the value read there is only added to a sum or shown, which no size follows from."""
     statement = None if frame is None else _innermost(frame, ast.stmt)
     return isinstance(statement, ast.AugAssign) or (isinstance(statement, ast.Expr) and _is_harmless(statement))
 
@@ -496,7 +484,9 @@ def _stepping(asking: FrameType | None, user: FrameType) -> str:
 
 
 def _takes_most(frame: FrameType, answer: bool) -> bool:
-    """Return whether the other way does nothing more, so that the one taken is the upper end: that of a guard, say."""
+    """Return whether the other branch does nothing more, so that the one taken is the upper end: that of a
+    guard, say.
+    """
     node = _innermost(frame, ast.If | ast.While | ast.IfExp | ast.Assert, lambda node: node.test)
     if node is None:
         return _is_in(frame, f"{TORCH}/optim/")  # a rate between bounds, which max and min compare
@@ -512,7 +502,7 @@ def _takes_most(frame: FrameType, answer: bool) -> bool:
 
 
 def _spares(statement: ast.stmt) -> bool:
-    """Return whether it may take less than its absence: it leaves, or lets go of something."""
+    """Return whether it may take less than its absence: it leaves, or releases something."""
     return any(
         isinstance(part, ast.Delete | LEAVES) or (isinstance(part, ast.Assign) and isinstance(part.value, ast.Constant))
         for part in ast.walk(statement)
@@ -539,9 +529,6 @@ def _parsed(source: str) -> ast.Module:
         return ast.Module([], [])
 
 
-# -- torch -------------------------------------------------------------------------------------------------
-
-
 def patch(patches: Patches, values: Values) -> None:
     """Let fake tensors answer by `values`, and torch.nn.init.trunc_normal_ draw as often as it would."""
 
@@ -566,7 +553,7 @@ def patch(patches: Patches, values: Values) -> None:
 
 
 def _redraws(count: int, mean: float, std: float, a: float, b: float) -> list[bool]:
-    """True for each time that trunc_normal_ (2.13) draws again, as long as it is more likely than not that it must.
+    """Return True for each time that trunc_normal_ (2.13) more likely than not draws again.
 
     It draws normally where enough falls inside, else evenly below the peak.
     """

@@ -16,12 +16,10 @@ from foretrain.predict.trace.kernels.reductions import reduction_buffers
 from foretrain.predict.trace.kernels.values import place_now
 from foretrain.predict.trace.tracer import Result, Step
 
-# What a convolution takes beside its results: in PyTorch's own kernels exactly, in cuDNN as a range.
-#
-# PyTorch runs the first way that cuDNN proposes, with the workspace that it wants. With
-# `torch.backends.cudnn.benchmark` it measures all of them in one buffer, and keeps the fastest
-# (aten/src/ATen/native/cudnn/Conv_v8.cpp). Neither limits the size: where memory is short, the next way is tried. Which
-# ways there are only cuDNN knows, so a trace has none of it or the most.
+# Of a convolution: exact for PyTorch's own kernels, a range for cuDNN. PyTorch runs cuDNN's first plan with the
+# workspace that it wants; with `torch.backends.cudnn.benchmark` it measures all in one buffer and takes the fastest
+# (aten/src/ATen/native/cudnn/Conv_v8.cpp). Where memory is short, the next is tried. Only cuDNN knows its plans, so a
+# trace has no workspace or the largest.
 
 OPS = ("convolution", "convolution_backward")
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -32,7 +30,7 @@ NOTE = (
 
 
 def in_cudnn(x: Tensor, weight: Tensor, groups: int) -> bool:
-    """Return whether cuDNN takes a convolution on the card, and not PyTorch's own kernel
+    """Return whether cuDNN runs a convolution on the card, and not PyTorch's own kernel
     (aten/src/ATen/native/Convolution.cpp, use_cudnn; those of single channels are depthwise, unless they have channels
     last or, but for volumes, half precision).
     """
@@ -45,10 +43,10 @@ def in_cudnn(x: Tensor, weight: Tensor, groups: int) -> bool:
 
 
 def workspace_bytes(x: Tensor, weight: Tensor, y: Tensor, groups: int, *, benchmark: bool) -> int:
-    """Return the most that cuDNN wants: what is read and written once more in another layout, twice over, and partial
-    sums of the weight's gradient. Measuring also tries ways with a matrix of all patches.
+    """Return the most that cuDNN wants: input and output once more in another layout, twice over, and partial sums of
+    the weight's gradient. Measuring also tries plans with a matrix of all patches.
 
-    Of 6,000 of cuDNN 9.20's own answers, for cards that are not there, 99.6 % want at most this
+    Of 6,000 of cuDNN 9.20's own answers, for stand-in cards, 99.6% want at most this
     (tests/cuda_build/convolutions.py).
     """
     layouts = 2 * (_padded_bytes(x) + _padded_bytes(y))
@@ -92,8 +90,8 @@ class Convolution(NamedTuple):
         return [workspace_bytes(self.x, self.weight, self.y, self.groups, benchmark=benchmark)]
 
     def columns_bytes(self) -> int:
-        """All patches of one sample (aten/src/ATen/native/cuda/ConvolutionMM2d.cu, NaiveConvolutionTranspose2d.cu,
-        NaiveDilatedConvolution.cu); kernels of single channels need none.
+        """Return the bytes of all patches of one sample (aten/src/ATen/native/cuda/ConvolutionMM2d.cu,
+        NaiveConvolutionTranspose2d.cu, NaiveDilatedConvolution.cu); kernels of single channels need none.
         """
         if self.groups > 1:
             return 0
@@ -117,8 +115,8 @@ def convolution_of(op: str, args: tuple[Any, ...], out: Any) -> Convolution:
 def steps(
     card: Card, op: str, args: tuple[Any, ...], out: Any, *, upper: bool, product: Callable[[], list[Step]]
 ) -> list[Step]:
-    """Return what the op allocates, in order; `upper`: with the most that cuDNN may take, else with nothing of it.
-    `product`: what a matmul takes, as PyTorch's own kernels do some.
+    """Return what the op allocates, in order; `upper`: with cuDNN's largest workspace, else with none. `product`: the
+    temporaries of a matmul, which some of PyTorch's own kernels run.
     """
     found = convolution_of(op, args, out)
     if op == "convolution":
@@ -179,12 +177,9 @@ def _backward_here(
     return [*copy, *first, *sums, *([] if first else [columns, *product()])]
 
 
-# -- layouts -----------------------------------------------------------------------------------------------
-
-
 def _format(x: Tensor, weight: Tensor) -> torch.memory_format:
-    """Return cuDNN's layout of a convolution: channels last where its input or its weight has it
-    (aten/src/ATen/native/ConvUtils.h, cudnn_conv_suggest_memory_format).
+    """Return cudnn_conv_suggest_memory_format: channels last where the input or the weight has it
+    (aten/src/ATen/native/ConvUtils.h).
     """
     last = CHANNELS_LAST.get(x.dim())
     if last is None or x.dtype == torch.float64:
@@ -212,10 +207,9 @@ def patch_convolutions(patches: Patches) -> None:
     patches.set(torch._C, name, wanted)
 
 
-# Gradients of products where no element is zero, which PyTorch looks for.
-#
-# In a trace it looks at no values and takes a way that is right for zeros, too, with up to twice the memory
-# (torch/csrc/autograd/FunctionsManual.cpp, prod_backward and cumprod_backward).
+# Gradients of torch.prod and cumprod where no element is zero, for which PyTorch looks. In a trace it takes a path that
+# is right for zeros, too, with up to twice the memory (torch/csrc/autograd/FunctionsManual.cpp, prod_backward and
+# cumprod_backward).
 
 
 class _Product(torch.autograd.Function):
@@ -277,9 +271,8 @@ def _with_gradient(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return made
 
 
-# LSTM, GRU and RNN: refused where cuDNN runs them on the card, else by PyTorch's own kernels for one step.
-#
-# A CPU build would take another way for what is one cuDNN kernel on the card, and a CUDA build fails without a card.
+# LSTM, GRU and RNN: refused where cuDNN runs them on the card, else by PyTorch's own kernels for one step. A CPU build
+# would decompose what is one cuDNN kernel, and a CUDA build fails without a card.
 
 KEPT_BY_GRU = 5  # values of a GRU's step that its backward pass reads, for each hidden one
 
@@ -307,13 +300,13 @@ def _refusing(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _gru_step(x: Tensor, hidden: Tensor, hx: Tensor, *biases: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The new state and what is kept (aten/src/ATen/native/cuda/RNN.cu)."""
+    """Return the new state and what is saved (aten/src/ATen/native/cuda/RNN.cu)."""
     rows, width = hx.shape
     return torch.empty_like(hx, memory_format=torch.contiguous_format), hx.new_empty(rows, KEPT_BY_GRU * width)
 
 
 def _gru_step_backward(gradient: Tensor, kept: Tensor, has_bias: bool) -> tuple[Tensor | None, ...]:
-    """Gradients of the gates from input and state, of the state, and of the biases: sums of the first two."""
+    """Return gradients of the gates from input and state, of the state, and of the biases: sums of the first two."""
     gates = kept.new_empty(kept.shape[0], 3 * kept.shape[1] // KEPT_BY_GRU)
     others = torch.empty_like(gates), torch.empty_like(gradient, memory_format=torch.contiguous_format)
     biases = (gates.new_empty(gates.shape[1]), gates.new_empty(gates.shape[1])) if has_bias else (None, None)

@@ -58,10 +58,10 @@ golden: $(STAMP) ## every answer of this tree against those of a commit: BASE=ma
 soak: $(STAMP) ## a run of one hour with a fault every 30 seconds, then the same steps without faults
 	rm -rf soak && $(BIN)/python -m tests.faults.soak --hours 1 --every 30
 
-long: $(STAMP) ## the long tests of the suite, which CI runs too: half an hour on two cores
+long: $(STAMP) ## the long tests of the suite, which CI runs too: ten minutes on two cores
 	$(BIN)/python -m pytest -m "long and not slow and not gpu"
 
-slow: $(STAMP) ## the slower proofs: more than an hour
+slow: $(STAMP) ## the slower proofs, before a release: two hours
 	$(BIN)/python -m pytest -m slow
 
 check: $(STAMP) ## lint, format check, types
@@ -77,7 +77,8 @@ docs: $(DOCS_STAMP) ## regenerate the generated parts of README.md and docs/, an
 	$(BIN)/python docs/generate.py
 	$(BIN)/python docs/build_site.py
 
-site-of-docs: $(DOCS_STAMP) # what CI runs: tests check the generated parts
+site-of-docs: $(DOCS_STAMP) # what CI runs: the generated parts are current, and the site is built
+	$(BIN)/python docs/generate.py --check
 	$(BIN)/python docs/build_site.py
 
 docs-serve: $(DOCS_STAMP) ## the documentation site on 127.0.0.1:8000, rebuilt at each change

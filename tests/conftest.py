@@ -43,10 +43,12 @@ def pytest_xdist_auto_num_workers() -> int:
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What long_tests.txt names is long."""
+    """What long_tests.txt names is long; what slow_tests.txt names is long and slow."""
     for item in items:
-        if item.nodeid in long_tests.listed():
-            item.add_marker("long")
+        for name, marks in (("long", ("long",)), ("slow", ("long", "slow"))):
+            if item.nodeid in long_tests.listed(name):
+                for mark in marks:
+                    item.add_marker(mark)
 
 
 def pytest_collection_finish() -> None:
@@ -91,8 +93,10 @@ def own_weights() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Traces of one session are kept together, and apart from the user's."""
-    folder = tmp_path_factory.mktemp("cache")
+    """Answers and traces of one session are kept together, those of all its workers, and apart from the user's."""
+    folder = tmp_path_factory.getbasetemp()
+    folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "cache"
+    folder.mkdir(exist_ok=True)
     os.environ["FORETRAIN_CACHE"] = str(folder)
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         os.environ.pop(name, None)

@@ -39,7 +39,7 @@ def busy() -> Iterator[None]:
 def run(condition: str, words: list[str]) -> int:
     """pytest's exit code under a condition: a machine's name, `one-core` or `load`."""
     made_up = FILES.get(condition, FILES[USUAL])
-    command = [sys.executable, "-m", "pytest", "-m", "not slow and not gpu", *words]  # the last -m counts
+    command = [sys.executable, "-m", "pytest", "-m", "not gpu and (long or not slow)", *words]  # the last -m counts
     environment = {**os.environ, VARIABLE: str(made_up), **ARITHMETIC.get(condition, {})}
     # Inductor keeps C++ for the instructions of the machine that it was made on.
     environment["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix=f"inductor-{condition}-")

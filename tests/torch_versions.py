@@ -39,7 +39,7 @@ def run(python: interpreter.Interpreter) -> tuple[Counter[str], list[str]]:
     counts, failed = Counter[str](), []
     torch = parse(python.torch)
     left_out = OWN if torch is not None and torch >= (2, 11) else f"{OWN} or {REFUSED}"
-    options = ["-n", "0", "-p", "no:cacheprovider", "-m", "not slow and not gpu", "-k", f"not ({left_out})"]
+    options = ["-n", "0", "-p", "no:cacheprovider", "-m", "not gpu and (long or not slow)", "-k", f"not ({left_out})"]
     borrowed = os.pathsep.join(path for path in sys.path if path.endswith("-packages"))
     environment = {**os.environ, "PYTHONPATH": str(REPO), "FORETRAIN_BORROWED": borrowed, "CUDA_VISIBLE_DEVICES": ""}
     for name in FILES:

@@ -2,6 +2,7 @@
 
 import json
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ def planned(*words: str, gpu: str = "4070", others: str = "") -> Plan:
     return make_plan(resolved, targets(gpu, others, resolved.config)[0])
 
 
+@cache
 def finetune() -> Advices:
     return advise(planned(FINETUNE), "nanogpt")
 
@@ -210,7 +212,7 @@ def test_short_toml_reads_back_as_the_same_config(values: dict[str, object]) -> 
 
 
 def test_python_is_for_those_who_came_with_it() -> None:
-    result = foretrain("advise", "gpt2-774m", "--gpu", "4070", "--apply", "1", "--write", "new.py")
+    result = foretrain("advise", "gpt2-30m", "--batch_size=256", "--gpu", "4070", "--apply", "1", "--write", "new.py")
     assert result.returncode == 2
     assert ".toml" in result.stderr
     assert not Path("new.py").exists()
@@ -242,7 +244,9 @@ def test_first_screen_says_what_fits_and_what_to_type(words: tuple[str, ...], mo
 def test_next_command_runs_the_first_change() -> None:
     said = " ".join(foretrain("advise", str(CASE_C), *CARD).stdout.split())
     assert f"next foretrain train {CASE_C}" in said
-    large = foretrain("advise", "gpt2-1558m", "--gpu", "3060", "--top", "1", "--trainer", "nanogpt").stdout
+    large = foretrain(
+        "advise", "gpt2-30m", "--batch_size=256", "--gpu", "3060", "--top", "1", "--trainer", "nanogpt"
+    ).stdout
     assert "does not fit" in large
     free = foretrain("advise", str(CASE_C), *CARD, "--top", "7").stdout
     assert "5  block_size 512" in free

@@ -82,13 +82,13 @@ def test_what_fits_in_no_way_gets_no_job() -> None:
 def test_the_command_writes_it_and_never_over_another(tmp_path: Path) -> None:
     words = ("plan", "gpt2", "--gpus", "2 nodes x 4 x A100", "--write-job")
     for kind in JOB_KINDS:
-        done = foretrain(*words, kind, cwd=tmp_path)
+        done = foretrain(*words, kind)
         assert done.returncode == 0, done.stderr
-        again = foretrain(*words, kind, cwd=tmp_path)
+        again = foretrain(*words, kind)
         assert again.returncode == 2
     assert {path.name for path in tmp_path.iterdir()} == {"gpt2-124m.slurm", "gpt2-124m.sky.yaml"}
-    assert foretrain(*words, "pbs", cwd=tmp_path).returncode == 2
-    assert "--gpus" in foretrain("plan", "gpt2", "--write-job", "slurm", cwd=tmp_path).stderr
+    assert foretrain(*words, "pbs").returncode == 2
+    assert "--gpus" in foretrain("plan", "gpt2", "--write-job", "slurm").stderr
 
 
 SRUN = """#!/bin/bash

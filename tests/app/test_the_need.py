@@ -38,7 +38,7 @@ def planned(words: list[str], gpu: str, others: int) -> Plan:
 # -- one need -------------------------------------------------------------------------------------------------------
 
 RUNS = {
-    "gpt2-124m": (["gpt2-124m", "--optimizer_offload=true"], "RTX 4070", (0, 11 * GIB)),
+    "gpt2-30m": (["gpt2-30m", "--optimizer_offload=true"], "RTX 4070", (0, 11 * GIB)),
     "a nanoGPT file": ([CASE_C], "RTX 4070", (0, 8 * GIB)),
 }
 

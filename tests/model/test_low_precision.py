@@ -345,7 +345,7 @@ def test_each_card_plans_a_mode_or_says_why_not(mode: str) -> None:
 def test_train_refuses_before_it_writes(tmp_path: Path) -> None:
     write_dataset(tmp_path / "data" / "toy")
     words = ["train", "baby", "--dataset=toy", "--device=cpu", "--matmul=fp16_accumulation", "--dtype=float16"]
-    done = foretrain(*words, cwd=tmp_path)
+    done = foretrain(*words)
     assert done.returncode == ExitCode.USAGE
     assert "fp16_accumulation" in done.stderr
     assert not list(tmp_path.glob("out*"))

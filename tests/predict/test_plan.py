@@ -230,7 +230,7 @@ def test_several_cards() -> None:
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (["gpt2-124m", "--batch_size=64", "--gpu", "4070", "--check"], 3, "does not fit the RTX 4070"),
+        (["gpt2-30m", "--batch_size=256", "--gpu", "4070", "--check"], 3, "does not fit the RTX 4070"),
         (["gpt2-30m", "--gpu", "4070", "--check"], 0, ""),
         (["c.py", "--gpu", "4070", "--used-by-others", "2.1GB", "--check", "--trainer", "nanogpt"], 3, "does not fit"),
         (["gpt2-124m", "--gpu", "4071"], 2, "nearest"),
@@ -360,7 +360,7 @@ def test_what_is_not_known_of_a_family_is_said(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("words", [(), ("--dtype=float32",), ("--compile=false",)])
 def test_the_frontiers_own_point_is_the_plan(words: tuple[str, ...]) -> None:
-    made = plan(resolve(["gpt2-124m", *words]).config, find("4070"))
+    made = plan(resolve(["gpt2-30m", *words]).config, find("4070"))
     for step in ("foretrain", "nanogpt"):
         found, timing = predicted(made, step), made.timing_of(step)
         assert found is not None

@@ -59,8 +59,14 @@ def test_a_dozen_lines_answer(words: list[str]) -> None:
     assert re.search(r"\d (s|min|h|days) \(.+–.+\)|unknown", result.stdout)  # hours never without their range
 
 
-@pytest.mark.parametrize("lang", ["en", "ar", "hi"])
-@pytest.mark.parametrize("id", ["the most lines", "the longest change", "best", "does not fit", "fits"])
+@pytest.mark.parametrize(
+    ("id", "lang"),
+    [
+        *((id, "en") for id in ("the most lines", "the longest change", "best", "fits")),
+        ("does not fit", "ar"),
+        ("fits", "hi"),
+    ],
+)
 def test_what_could_change_the_verdict_is_never_left_out(id: str, lang: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.chdir(REPO)

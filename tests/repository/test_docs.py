@@ -1,4 +1,4 @@
-"""README and docs tell the truth: generated parts are current, commands work, links lead somewhere, no page is lost."""
+"""README and docs tell the truth: commands work, links lead somewhere, no page is lost."""
 
 import gzip
 import re
@@ -25,13 +25,6 @@ import command_pages
 VERBS = dict(command_pages.commands())
 TRACED = ("--exact", "--explain", "--largest", "--snapshot")  # a minute of processor time each
 ELSEWHERE = {"foretrain demo": "tests/app/test_demo.py", "foretrain serve": "tests/web/test_page.py"}
-
-
-def test_generated_parts_are_current() -> None:
-    result = subprocess.run(
-        [sys.executable, str(REPO / "docs" / "generate.py"), "--check"], capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 0, result.stdout + result.stderr[-500:] + "run `make docs`"
 
 
 # -- links ----------------------------------------------------------------------------------------------------------

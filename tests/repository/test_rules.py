@@ -630,15 +630,16 @@ def test_help_of_every_command_has_examples() -> None:
 
 
 def test_long_tests_are_there() -> None:
-    """Every line of tests/long_tests.txt names a test; one that has another name by now would come back unnoticed."""
-    for name in long_tests.listed():
+    """Every line of both lists names a test; one that has another name by now would come back unnoticed."""
+    assert not long_tests.listed("long") & long_tests.listed("slow")
+    for name in long_tests.listed("long") | long_tests.listed("slow"):
         path, function = name.split("[")[0].split("::", 1)
         assert f"def {function.split('::')[-1]}(" in (REPO / path).read_text("utf-8"), name
 
 
 def test_a_list_of_long_tests_is_read_from_what_pytest_prints() -> None:
-    printed = "1.20s setup    tests/a.py::b[c d]\n0.60s call     tests/a.py::b[c d]\n1.50s call     tests/a.py::e\n"
-    assert long_tests.found(printed, 1.6) == ["tests/a.py::b[c d]"]
-    printed = "2.00s call     tests/a.py::b[c]\n3.00s call     tests/a.py::b[d]\n"
-    assert long_tests.found(printed, 1.6) == ["tests/a.py::b[d]"]
-    assert len(long_tests.found(printed, 0.4)) == 2
+    printed = "0.20s setup    tests/a.py::b[c d]\n0.15s call     tests/a.py::b[c d]\n0.25s call     tests/a.py::e\n"
+    assert long_tests.found(printed, "long") == ["tests/a.py::b[c d]"]
+    printed = "1.10s call     tests/a.py::b[c]\n1.15s call     tests/a.py::b[d]\n1.90s call     tests/a.py::e\n"
+    assert long_tests.found(printed, "long") == ["tests/a.py::b[d]", "tests/a.py::e"]
+    assert long_tests.found(printed, "slow") == ["tests/a.py::b[d]"]

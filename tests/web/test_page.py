@@ -264,8 +264,8 @@ def test_cards_are_compared(client: TestClient) -> None:
 
 def test_advice_can_be_applied_and_then_holds(client: TestClient) -> None:
     asked = {
-        "preset": "gpt2-350m",
-        "values": {"batch_size": "16", "gradient_accumulation_steps": "32"},
+        "preset": "gpt2-30m",
+        "values": {"batch_size": "128", "gradient_accumulation_steps": "8"},
         "gpu": "RTX 3060 12GB",
         "others": "1GB",
     }
@@ -476,11 +476,11 @@ def test_serve_says_what_is_wrong(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        result = foretrain("serve", "--port", str(port), cwd=tmp_path)
+        result = foretrain("serve", "--port", str(port))
         assert (result.returncode, str(port) in result.stderr) == (4, True)
         with server.listen(port, or_any=True) as another:
             assert another.getsockname()[1] != port
-    assert foretrain("serve", "--runs", "nowhere", cwd=tmp_path).returncode == 7
+    assert foretrain("serve", "--runs", "nowhere").returncode == 7
 
 
 def test_the_link_is_printed_as_it_is_typed(tmp_path: Path) -> None:

@@ -106,8 +106,9 @@ def asked_of(context: click.Context, request: Any, words: list[str]) -> Asked:
     speeds = [name for name in ("step_time", "logged_mfu") if given.get(name) is not None]
     cards = tuple(word for name in OWN[:3] if given[name] for word in (f"--{name}", given[name]))
     wrote = given.get("write")
+    typed = request.words if request.kind == "generation" else tuple(words)
     return Asked(
-        command=context.command.name or "", words=getattr(request, "words", tuple(words)), gpu=given["gpu"], cards=cards, others=given["others"],
+        command=context.command.name or "", words=typed, gpu=given["gpu"], cards=cards, others=given["others"],
         quiet=given["quiet"], price=given["price"] or "", exact=given.get("exact", False), limits=tuple(limits),
         wrote=str(wrote) if wrote else None, speed=f"--{speeds[0].replace('_', '-')}" if speeds else "",
         nanogpt_file=request.kind == "pretraining" and request.resolved.has_nanogpt_file,

@@ -13,6 +13,7 @@ from foretrain.app.explain import LogExplanation as LogExplanation
 from foretrain.app.explain import explain as explain
 from foretrain.app.export import export as export
 from foretrain.app.finetuning.advise import advise_finetune as advise_finetune
+from foretrain.app.generation import advise_inference as advise_inference
 from foretrain.app.generation import plan_inference as plan_inference
 from foretrain.app.planning import plan as plan
 from foretrain.app.planning import plan_finetune as plan_finetune

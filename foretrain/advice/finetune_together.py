@@ -1,4 +1,4 @@
-"""The smallest combinations of changes that make a fine-tuning run fit.
+"""The smallest combinations of changes that make a run fit; of generating text they are a change of their own.
 
 All of them together first: where not even that fits, nothing does. Then all but one: those without which it does not
 fit are part of every combination that does, as long as a change that saves memory alone costs none beside others. So
@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations, product
 from typing import NamedTuple
 
-from foretrain.advice.finetune_tries import ALONE, Tried, tried
+from foretrain.advice.finetune_tries import ALONE
+from foretrain.advice.tries import SearchedPlan, Tried, tried
 from foretrain.predict.finetune.memory import PHASES
-from foretrain.predict.finetune.plan import FineTunePlan
 
 MOST_TOGETHER = 2  # combinations that are looked for
 MOST_PLANNED = 6  # combinations of one search that are planned, before one is made smaller change by change
@@ -27,7 +27,7 @@ class Everything(NamedTuple):
     whole: Tried | None
 
 
-def together(plan: FineTunePlan, found: Everything) -> Iterator[Tried | None]:
+def together(plan: SearchedPlan, found: Everything) -> Iterator[Tried | None]:
     """Combinations of the smallest size that fit, best guess first; None after each plan that is not one. `found`: of
     changes none of which fits by itself."""
     helpful, strongest, whole = found
@@ -58,7 +58,7 @@ def together(plan: FineTunePlan, found: Everything) -> Iterator[Tried | None]:
     yield from _reduced(plan, whole, strongest)
 
 
-def everything(plan: FineTunePlan, alone: Sequence[Tried]) -> Everything:
+def everything(plan: SearchedPlan, alone: Sequence[Tried]) -> Everything:
     """All that helps, together; without changes that cost memory in another phase, where it does not fit with them. Of
     changes that set the same option the last is strongest."""
     before = _phases(plan)
@@ -81,18 +81,18 @@ def everything(plan: FineTunePlan, alone: Sequence[Tried]) -> Everything:
     return min(found, key=lambda each: each.whole.plan.needed_bytes if each.whole else math.inf)
 
 
-def _phases(plan: FineTunePlan) -> list[int]:
+def _phases(plan: SearchedPlan) -> list[int]:
     """Bytes of tensors in each phase. Preparing and merging are of adapters alone: 0 without."""
     sizes = {phase.phase: phase.allocated_bytes for phase in plan.memory.phases}
     return [sizes.get(name, 0) for name in PHASES]
 
 
-def _planned(plan: FineTunePlan, some: Sequence[Tried]) -> Tried | None:
+def _planned(plan: SearchedPlan, some: Sequence[Tried]) -> Tried | None:
     return tried(plan, tuple(id for change in some for id in change.ids))
 
 
 def _combinations(
-    plan: FineTunePlan, helpful: Sequence[Tried], needed: Sequence[Tried], size: int
+    plan: SearchedPlan, helpful: Sequence[Tried], needed: Sequence[Tried], size: int
 ) -> list[tuple[Tried, ...]]:
     """Those of so many changes with the needed ones, or what sets the same option more gently; the most promising ones
     first."""
@@ -105,7 +105,7 @@ def _combinations(
     return [some for guess, some in guessed if guess <= (plan.available_bytes or 0)]
 
 
-def _guess(plan: FineTunePlan, some: Sequence[Tried]) -> float:
+def _guess(plan: SearchedPlan, some: Sequence[Tried]) -> float:
     """Bytes of tensors of the worst phase, if each change saved its share of what others leave, or its bytes."""
     worst = 0.0
     sizes = [_phases(change.plan) for change in some]
@@ -118,7 +118,7 @@ def _guess(plan: FineTunePlan, some: Sequence[Tried]) -> float:
     return worst
 
 
-def _reduced(plan: FineTunePlan, whole: Tried, strongest: Sequence[Tried]) -> Iterator[Tried | None]:
+def _reduced(plan: SearchedPlan, whole: Tried, strongest: Sequence[Tried]) -> Iterator[Tried | None]:
     """All together without each that is not missed, the last first."""
     kept, found = list(strongest), whole
     for change in reversed(strongest):
@@ -130,7 +130,7 @@ def _reduced(plan: FineTunePlan, whole: Tried, strongest: Sequence[Tried]) -> It
     yield from _milder(plan, found)
 
 
-def _milder(plan: FineTunePlan, found: Tried) -> Iterator[Tried | None]:
+def _milder(plan: SearchedPlan, found: Tried) -> Iterator[Tried | None]:
     """The same with one of its changes milder, while it fits."""
     for ids in found.milder:
         mild = tried(plan, ids)

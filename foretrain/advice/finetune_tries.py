@@ -1,11 +1,9 @@
 """What can be changed in a fine-tuning run, and a run with some of it, planned."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from foretrain.base.errors import UserError
 from foretrain.config.finetune.read import PEFT_TARGETS
-from foretrain.predict.finetune.plan import EXPERTS, FineTunePlan, untimed
+from foretrain.predict.finetune.plan import EXPERTS, FineTunePlan
 from foretrain.predict.finetune.program import has_flash_2
 from foretrain.predict.finetune.targets import adapted_roles
 
@@ -230,54 +228,3 @@ MILDER = {
     "paged": ("optimizer_8bit",), "shortest": ("shorter",),
 }  # fmt: skip
 FASTER = (*SPENDING, "attention", "flash", "packing", "liger", "fewer_targets", "lora")  # what can be quicker
-TRIES = {**SAME, **OTHER, **SPENDING}
-
-
-@dataclass(frozen=True)
-class Tried:
-    """Some changes by their ids, the options that they set, and the memory of the run with them; its time is not known
-    yet."""
-
-    ids: tuple[str, ...]
-    changed: Values
-    plan: FineTunePlan
-
-    @property
-    def fits(self) -> bool:
-        """Whether the run is safe with them."""
-        return self.plan.verdict == "fits"
-
-    @property
-    def milder(self) -> list[tuple[str, ...]]:
-        """The ids with one of them milder, the strongest first."""
-        strong = [(id, mild) for id in self.ids for mild in MILDER.get(id, ())]
-        return [tuple(mild if each == id else each for each in self.ids) for id, mild in strong]
-
-    def is_part_of(self, other: "Tried") -> bool:
-        """Whether the other does all that this does."""
-        return self.changed.items() <= other.changed.items()
-
-    def clashes(self, other: "Tried") -> bool:
-        """Whether both set an option, to different values, or one leaves the other nothing to do."""
-        if any({*self.ids, *other.ids} >= pair for pair in IDLE_TOGETHER):
-            return True
-        return any(other.changed.get(option, value) != value for option, value in self.changed.items())
-
-
-def tried(plan: FineTunePlan, ids: tuple[str, ...]) -> Tried | None:
-    """The run with these changes; None where one of them changes nothing, or this model cannot have them, such as
-    modules that its layers are not called."""
-    changed: Values = {}
-    for id in ids:
-        values = TRIES[id](plan)
-        if not values:
-            return None
-        other = {name for name, value in values.items() if getattr(plan.tune, name) != value}
-        kept = other | {"amp"} if "method" in other else other  # which another method has otherwise
-        changed |= {name: value for name, value in values.items() if name in kept}
-    if changed.get("amp") == "bf16" and not plan.gpu.supports_bf16:
-        changed["amp"] = "fp16"
-    try:
-        return Tried(ids, changed, untimed(plan, **changed))
-    except UserError:
-        return None

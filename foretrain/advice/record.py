@@ -13,6 +13,7 @@ from foretrain.base.records import Record
 from foretrain.config.sharing import StrategyName, way_id
 from foretrain.hardware.cluster import Cluster
 from foretrain.predict.finetune.plan import FineTunePlan
+from foretrain.predict.inference.plan import InferencePlan
 from foretrain.predict.memory import RunMemory, Verdict
 from foretrain.predict.ranks import Factor, RankPlan
 from foretrain.predict.spec import StepName
@@ -71,7 +72,13 @@ class Effect(Record):
     source: str
 
     @classmethod
-    def of(cls, now: Outcome | FineTunePlan, then: Outcome | FineTunePlan, *, for_a_token: bool) -> "Effect":
+    def of(
+        cls,
+        now: Outcome | FineTunePlan | InferencePlan,
+        then: Outcome | FineTunePlan | InferencePlan,
+        *,
+        for_a_token: bool,
+    ) -> "Effect":
         """Return what a run takes then; `slower` for a token, or of the step."""
         old, new = now.timing, then.timing
         money = new.money() if new else None

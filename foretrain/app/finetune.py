@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Iterator
 
-from foretrain.advice.finetune import changes, search
+from foretrain.advice.finetune import search
 from foretrain.advice.record import Advice
+from foretrain.advice.tries import SearchedPlan
 from foretrain.analysis.log_checks import CLOCK_HEADROOM
 from foretrain.app.finetuning.question import FineTuneQuestion
 from foretrain.base.errors import UserError
@@ -98,11 +99,13 @@ def exact_finetune(
     return found.model_copy(update={"notes": (*found.notes, note)})
 
 
-def advised(found: FineTunePlan) -> tuple[Advice, ...]:
+def advised(found: SearchedPlan) -> tuple[Advice, ...]:
     """What to change, best first; nothing where the run fits."""
-    return () if found.verdict == "fits" or found.bound != "exact" else changes(found)
+    steps = list(searched(found))
+    return steps[-1] if steps else ()
 
 
-def searched(found: FineTunePlan) -> Iterator[tuple[Advice, ...]]:
+def searched(found: SearchedPlan) -> Iterator[tuple[Advice, ...]]:
     """What `advised` finds, so far, after each change that was planned."""
-    return iter(()) if found.verdict == "fits" or found.bound != "exact" else search(found)
+    bounded = isinstance(found, FineTunePlan) and found.bound != "exact"
+    return iter(()) if found.verdict in ("fits", None) or bounded else search(found)

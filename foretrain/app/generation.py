@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from foretrain.advice.finetune import advise
+from foretrain.advice.record import Advices
+from foretrain.advice.rules.base import Goal
 from foretrain.analysis.finetune_memory import FineTuneExplanation, explain_generation
 from foretrain.app.limits import Limits, priced, prices_of
 from foretrain.app.plan import Cards, Config, resolved_of, words_of_cards
@@ -45,6 +48,15 @@ def plan_inference(
     stated = stated_bytes(used_by_others, "used_by_others") if isinstance(used_by_others, str) else used_by_others
     target = devices.checked(gpu, stated) if isinstance(gpu, Gpu) else devices.target(gpu, stated or None)
     return planned(model_named_by(source), asked_with(options), target)
+
+
+def advise_inference(source: Config, gpu: str | Gpu = "auto", *, goal: Goal | None = None, **options: Any) -> Advices:
+    """What to change, best first: `foretrain.advise_inference("llama-3.3-70b", "3090", weights="q4_k_m")`.
+
+    As `plan_inference`. `goal`: "fit" or "speed"; None: speed where it fits, else fit. Raises UserError for what cannot
+    be planned.
+    """
+    return advise(plan_inference(source, gpu, **options), goal)
 
 
 def planned(model: ModelSource, asked: Inference, target: devices.Target, prices: Prices = PRICES) -> InferencePlan:

@@ -50,7 +50,7 @@ def among(words: Callable[[], Sequence[str]]) -> Callable[[click.Context, click.
 def config_options(incomplete: str, command: str = "") -> list[str]:
     """Options of a command's runs that begin with this, in either spelling: --n_layer=, --n-layer=."""
     written = "--" + incomplete.removeprefix("--").replace("-", "_")
-    kinds = {"plan": (OPTIONS, FINETUNE_OPTIONS, WORDS.options), "advise": (OPTIONS, FINETUNE_OPTIONS)}
+    kinds = {"plan": (OPTIONS, FINETUNE_OPTIONS, WORDS.options), "advise": (OPTIONS, FINETUNE_OPTIONS, WORDS.options)}
     names = dict.fromkeys(name for options in kinds.get(command, (OPTIONS,)) for name in options)
     return [f"--{name}=" for name in names if f"--{name}".startswith(written)]
 

@@ -7,10 +7,10 @@ from foretrain.app.finetune import advised
 from foretrain.base.messages import printable
 from foretrain.base.records import SHOWN, Record
 from foretrain.predict.finetune.plan import FineTunePlan
+from foretrain.predict.inference.plan import InferencePlan
 from foretrain.reports import charts, text
 from foretrain.reports.document import Curves, Document, StackedBars
 from foretrain.reports.plots import markup, node
-from foretrain.reports.views.finetune import whole
 
 PICTURE_WIDTH = 720
 
@@ -39,19 +39,18 @@ _PRE = '<pre style="white-space:pre;overflow-x:auto;font-family:monospace">{code
 VIEWS = {
     "Plan": "plan", "Comparison": "compare", "RunExplanation": "run_explain", "LogExplanation": "log",
     "SnapshotAnalysis": "snapshot", "ClusterPlan": "cluster.whole", "Evaluation": "scores",
-    "InferencePlan": "generation",
+    "InferencePlan": "generation", "FineTunePlan": "finetune.whole",
 }  # fmt: skip
 
 
 def register() -> None:
-    SHOWN.update(dict.fromkeys((*VIEWS, "FineTunePlan"), _shown))  # at once: threads may ask
+    SHOWN.update(dict.fromkeys(VIEWS, _shown))  # at once: threads may ask
 
 
 def document_of(record: Record) -> Document:
     """Return the document of a record that has one."""
-    if isinstance(record, FineTunePlan):
-        return whole.document(record, advised(record))
-    return import_module(f"foretrain.reports.views.{VIEWS[type(record).__name__]}").document(record)
+    changes = (advised(record),) if isinstance(record, FineTunePlan | InferencePlan) else ()
+    return import_module(f"foretrain.reports.views.{VIEWS[type(record).__name__]}").document(record, *changes)
 
 
 def _shown(record: Record, as_html: bool) -> str:

@@ -13,7 +13,8 @@ import pytest
 import foretrain as library
 from foretrain.advice.asked import Asked
 from foretrain.advice.finetune import advise, changes, planned
-from foretrain.advice.finetune_tries import OTHER, SAME, tried
+from foretrain.advice.finetune_tries import OTHER, SAME
+from foretrain.advice.tries import tried
 from foretrain.app.finetune import plan_question
 from foretrain.app.finetuning.question import question
 from foretrain.base.errors import UserError

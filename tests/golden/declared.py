@@ -11,6 +11,7 @@ FACTS = (
 )
 WORDS = "one parser of words: the last value of an option counts, with a note; a value that cannot be is refused as in pretraining"
 CARDS = "generating text on several cards, whose options and words are those of fine-tuning"
+ADVISED = "what to change when a model generates text is advice, as of every run, and not a field of the plan"
 DECLARED: tuple[Declared, ...] = (
     Declared("inference", r"stdout.*\.(model|facts)", FACTS),
     Declared("^python inference", r"stdout:\d+", FACTS, new='"facts": '),
@@ -37,6 +38,9 @@ DECLARED: tuple[Declared, ...] = (
     Declared("inference", "stdout", LINE, new="tokens"),
     Declared("check", "stderr", CHECK),
     Declared("^languages", "stdout", LINE),
+    Declared("inference", r"fitting$", ADVISED, new=r"^\(nothing\)$"),
+    Declared("inference: llama-3.3-70b --inference --gpu 4090", "stdout:", ADVISED),
+    Declared("error: inference: plan --inference", r"steps\[2\]", ADVISED),
     Declared("inference", r"asked\.(world|split|per_node|link|network)$", CARDS, old=r"^\(nothing\)$"),
     Declared("", "stderr", CARDS, new="is about several cards|run one model together|how many cards there are|--split"),
 )

@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import foretrain as library
+from foretrain.advice.record import Advice
+from foretrain.app.finetune import advised
 from foretrain.app.generation import model_named_by, model_of_words
 from foretrain.app.plan import resolved_of
 from foretrain.base.errors import UserError
@@ -135,11 +137,14 @@ def test_a_window_caps_what_its_layers_keep() -> None:
     assert model.cached_tokens(5000) == 5 * 5000 + 29 * 1024
 
 
-def changed(plan: InferencePlan, **options: Any) -> InferencePlan:
-    """The plan with the words that it proposes added to its command."""
-    words = plan.fitting.words.split()
-    proposed = dict(zip([word.removeprefix("--") for word in words[::2]], words[1::2], strict=True))
-    return library.plan_inference(plan.name, plan.gpu.name, **{**options, **proposed})
+def fitting(plan: InferencePlan) -> dict[str, Advice]:
+    """The changes that are advised and fit, by the first of their rules."""
+    return {change.rules[0]: change for change in advised(plan) if change.effect.verdict == "fits"}
+
+
+def changed(plan: InferencePlan, change: Advice, **options: Any) -> InferencePlan:
+    """The plan with a change added to what was asked."""
+    return library.plan_inference(plan.name, plan.gpu.name, **{**options, **change.options})
 
 
 # -- answers -----------------------------------------------------------------------------------------------------
@@ -166,10 +171,12 @@ def test_the_largest_that_fits_is_the_largest(name: str, weights: str, context: 
         assert planned(name, context=context, batch=plan.largest_batch, **again).verdict == "fits"
         beyond = planned(name, context=context, batch=plan.largest_batch + 1, **again)
         assert beyond.verdict != "fits"
-    if plan.fitting:
-        made = changed(plan, weights=weights, context=context, batch=batch)
-        assert (made.verdict, made.needed_bytes) == ("fits", plan.fitting.needed_bytes)
-    assert (plan.verdict == "does_not_fit") == (plan.fitting is not None or plan.smallest is not None)
+    for change in fitting(plan).values():
+        made = changed(plan, change, weights=weights, context=context, batch=batch)
+        assert (made.verdict, made.needed_bytes) == ("fits", change.effect.needed_bytes)
+        assert change.learns_otherwise == bool({"weights", "kv", "context"} & change.options.keys())
+    own = [each for each in fitting(plan).values() if "world" not in each.options]
+    assert (plan.verdict == "does_not_fit") == bool(own or plan.smallest)
     assert plan.timing
     more = planned(name, context=context, batch=batch + 1, **again).timing
     assert more.step_s.expected_s >= plan.timing.step_s.expected_s
@@ -177,20 +184,20 @@ def test_the_largest_that_fits_is_the_largest(name: str, weights: str, context: 
 
 
 @pytest.mark.parametrize(
-    ("options", "kept", "said"),
+    ("options", "kept", "rule"),
     [
-        ({"weights": "q4_k_m", "context": 131_072}, "q4_k_m", "--context "),
-        ({"weights": "q4_k_m", "context": 4096, "batch": 64}, "q4_k_m", "--batch "),
-        ({"weights": "f16", "context": 131_072, "batch": 8}, "q8_0", "--weights q8_0 --batch 1 --context "),
-        ({"engine": "pytorch"}, "int8", "--weights int8"),  # and not q8_0, which this engine has not
+        ({"weights": "q4_k_m", "context": 131_072}, "q4_k_m", "shorter_texts"),
+        ({"weights": "q4_k_m", "context": 4096, "batch": 64}, "q4_k_m", "fewer_texts"),
+        ({"weights": "f16", "context": 131_072, "batch": 8}, "q8_0", "texts_together"),
+        ({"engine": "pytorch"}, "int8", "fewer_bits"),  # and not q8_0, which this engine has not
     ],
 )
-def test_what_does_not_fit_says_what_would(options: dict[str, Any], kept: str, said: str) -> None:
+def test_what_does_not_fit_says_what_would(options: dict[str, Any], kept: str, rule: str) -> None:
     plan = planned(**options)
-    assert plan.fitting.words.startswith(said)
-    made = changed(plan, **options)
+    change = fitting(plan)[rule]
+    made = changed(plan, change, **options)
     assert (made.verdict, made.asked.weights) == ("fits", kept)
-    if "--context" in said:
+    if "context" in change.options:
         assert made.asked.context % 256 == 0
         longer = {**options, "weights": kept, "batch": 1, "context": made.asked.context + 512}
         assert planned(**longer).verdict != "fits"
@@ -228,7 +235,7 @@ def test_without_weights_the_best_format_that_fits_is_planned() -> None:
 def test_a_prompt_is_never_cut() -> None:
     """Nor is the context then, so a larger card is named."""
     plan = planned(weights="iq2_m", prompt=100_000, context=120_000)
-    assert plan.fitting is None
+    assert {*fitting(plan)} <= {"cache", "more_cards"}
     assert plan.smallest.weights == "iq2_m"
     assert plan.smallest.card_bytes > plan.smallest.needed_bytes > 12 * GIB
     assert planned(gpu=plan.smallest.card, weights="iq2_m", prompt=100_000, context=120_000).verdict == "fits"
@@ -392,7 +399,7 @@ def test_forms_and_exit_codes() -> None:
     words = ("plan", "llama-3.1-8b", "--inference", "--gpu", "4070", "--weights")
     screen = foretrain(*words, "bf16")
     assert "Does not fit" in screen.stdout
-    assert "--weights q8_0 fits" in screen.stdout
+    assert "--weights q8_0 *: fits" in screen.stdout
     assert foretrain(*words, "bf16", "--check").returncode == 3
     assert foretrain(*words, "q4_k_m", "--check").returncode == 0
     line = foretrain(*words, "q4_k_m", "--oneline")
@@ -468,7 +475,7 @@ def test_largest_batch_and_context_are_asked_as_in_training() -> None:
 @pytest.mark.parametrize(("words", "said"), [
     (("plan", "--inference", "--gpu", "4070"), "foretrain knows smollm2-135m"),
     (("plan", "qwen3-8b", "--inference", "--gpu", "2 x 3090"), "--gpus '2 x 3090'"),
-    (("advise", "qwen3-8b", "--inference", "--gpu", "4070"), "foretrain plan qwen3-8b --inference --gpu 4070 --full"),
+    (("advise", "qwen3-8b", "--inference", "--gpu", "4070", "--apply", "1"), "--apply"),
 ])  # fmt: skip
 def test_what_is_refused_says_what_works(words: tuple[str, ...], said: str) -> None:
     refused = foretrain(*words)
@@ -480,7 +487,7 @@ def test_the_next_command_is_whole() -> None:
     shown = foretrain(
         "plan", "qwen3-32b", "--inference", "--gpu", "4090", "--weights", "bf16", "--context", "8k"
     ).stdout
-    command = shown.partition("next")[2].partition("more")[0].replace("\\\n", " ").split("'")
+    command = shown.partition("next")[2].partition("note")[0].replace("\\\n", " ").split("'")
     words = [*command[0].split(), *command[1:2]]
     assert words[:4] == ["foretrain", "plan", "qwen3-32b", "--inference"]
     again = json.loads(foretrain(*words[1:], "--json").stdout)

@@ -139,7 +139,7 @@ def unknown_options(command: Command) -> list[str]:
                 *(knob.name for knob in OPTIONS.values()),
                 *ALIASES,
                 *(OPTION_OF if verb in ("plan", "advise") else ()),
-                *(Inference.model_fields if verb == "plan" else ()),
+                *((*Inference.model_fields, "inference") if verb in ("plan", "advise") else ()),
             ]
             known |= {f"--{name}" for name in names} | {f"--{name.replace('_', '-')}" for name in names}
         words = words[: words.index("--")] if "--" in words else words

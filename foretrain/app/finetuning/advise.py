@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-from foretrain.advice.finetune import GOALS
 from foretrain.advice.finetune import advise as advise_plan
 from foretrain.advice.record import Advice, Advices, Confirmation
 from foretrain.advice.rules.base import Goal
@@ -40,11 +39,9 @@ def advise_finetune(
     return confirmed(advice(plan, goal), plan, asked, exact, listen)
 
 
-def advice(plan: FineTunePlan, goal: str | None) -> Advices:
+def advice(plan: FineTunePlan, goal: Any) -> Advices:
     """The changes to a plan. Raises UserError for a goal that is not searched for."""
     check_exact(plan, "foretrain advise")
-    if goal and goal not in GOALS:
-        raise UserError("usage.finetune_goal", goal=goal[:80], choices=GOALS)
     return advise_plan(plan, goal or None)
 
 

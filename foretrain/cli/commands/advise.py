@@ -42,7 +42,7 @@ from foretrain.reports import text
 from foretrain.reports.views import advice as advice_view
 from foretrain.reports.views import advice_screen
 
-finetune_advise, cluster_advise = Later("foretrain.cli.finetune_advise"), Later("foretrain.cli.cluster_advise")
+advising = Later("foretrain.cli.advising")
 
 
 def write(
@@ -85,7 +85,9 @@ foretrain advise my.py --gpu 4070 --exact --top 2   (traces each and replays it 
 
 foretrain advise my.toml --gpu 4070 --goal quality   (a lower loss in the same hours)
 
-foretrain advise qwen3-8b --method lora --batch-size 1 --gpu 4070   (fine-tuning)"""
+foretrain advise qwen3-8b --method lora --batch-size 1 --gpu 4070   (fine-tuning)
+
+foretrain advise llama-3.3-70b --inference --weights q4_k_m --gpu 3090   (generating text)"""
 
 
 @command("advise", EPILOG, **OF_CONFIG)
@@ -134,18 +136,14 @@ def advise_command(
     quiet: bool,
 ) -> None:
     """Find what to change: every option and technique, planned for your run and ranked by gain and cost."""
-    if "--inference" in words:
-        named = next((word for word in words if not word.startswith("-")), "qwen3-8b")
-        raise UserError("usage.advise_inference", model=shlex.quote(named[:100]), gpu=shlex.quote(gpu[:80]))
     request = reading.read(context, words)
     asked = reading.asked_of(context, request, words)
-    if request.kind == "fine-tuning":
-        finetune_advise.answer(context, request, asked)
+    if request.kind != "pretraining":
+        if request.kind == "cards":
+            _check_options(goal, exact, apply, write)
+        advising.answer(context, request, asked)
         return
     _check_options(goal, exact, apply, write)
-    if request.kind == "cards":
-        cluster_advise.answer(context, request, asked)
-        return
     resolved = request.resolved
     base = kept_advice.base_plan(resolved, gpu, others, price)
     with _progress(quiet or goal != "quality"):

@@ -9,8 +9,8 @@ from rich.text import Text
 from foretrain.app.sample import SCHEMA, Sample, opened
 from foretrain.base.errors import UserError
 from foretrain.base.messages import printable, say
-from foretrain.cli import chat
 from foretrain.cli.command import command, flag, json_option, option, quiet_option
+from foretrain.cli.commands import conversation as chat
 from foretrain.cli.commands.runs import run_argument
 from foretrain.cli.common import ERR, noted, print_json, print_said
 from foretrain.model.sampling import Sampling

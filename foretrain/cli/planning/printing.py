@@ -139,10 +139,10 @@ def one(plan: AnyPlan, form: Form) -> None:
     if isinstance(plan, Plan) and brief:
         screen(first_view.screen(plan, kept_advice.first(plan, form.asked), form.asked))
         return
-    changes = _changes(plan) if isinstance(plan, FineTunePlan) else ()
+    changes = _changes(plan) if isinstance(plan, FineTunePlan | InferencePlan) else ()
     if form.as_json:
         advice = kept_advice.short_list(plan) if isinstance(plan, Plan) else None
-        if isinstance(plan, FineTunePlan) and changes:
+        if isinstance(plan, FineTunePlan | InferencePlan) and changes:
             advice = advices(plan, changes)
         print_json({**plan.to_json(schema=SCHEMA), "advice": advice.model_dump(mode="json") if advice else None})
     elif isinstance(plan, Plan):
@@ -152,16 +152,17 @@ def one(plan: AnyPlan, form: Form) -> None:
     elif isinstance(plan, ClusterPlan):
         _shown(ranks_view.screen(plan, form.asked) if brief else ranks_whole.document(plan))
     else:
-        _shown(generation_view.screen(plan, form.asked) if brief else generation_view.document(plan))
+        _shown(generation_view.screen(plan, changes, form.asked) if brief else generation_view.document(plan, changes))
 
 
 def _shown(made: Document | Screen) -> None:
     screen(made) if isinstance(made, Screen) else document(made)
 
 
-def _changes(plan: FineTunePlan) -> "tuple[Advice, ...]":
+def _changes(plan: FineTunePlan | InferencePlan) -> "tuple[Advice, ...]":
     """What to change. The verdict stands on stderr while it is looked for."""
-    verdict, found = finetune_view.verdict_of(plan).message.text(), ()
+    view = finetune_view.verdict_of(plan) if isinstance(plan, FineTunePlan) else generation_view.verdict(plan)
+    verdict, found = view.message.text(), ()
     with working(verdict) as tell:
         for number, each in enumerate(searched(plan), 1):
             found = each

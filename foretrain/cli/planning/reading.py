@@ -26,10 +26,24 @@ FINE_TUNING = {
     "advise": {"trainer": "trainer", "apply": "apply", "write": "apply"},
 }
 ANY_CARD = "RTX 4090"  # where the question names no card: all of the catalogue are tried
-GENERATION = (
-    "largest", "smallest_card", "explain", "observed", "process", "price", "inference", "gpu", "gpus", "link",
-    "network", "others", "check", "full", "oneline", "as_json", "quiet", "words", "lang", "gpu_file",
-)  # fmt: skip
+ANY_KIND = (
+    "gpu",
+    "gpus",
+    "link",
+    "network",
+    "others",
+    "price",
+    "full",
+    "as_json",
+    "quiet",
+    "words",
+    "lang",
+    "gpu_file",
+)
+GENERATION = {  # which options go with generating text
+    "plan": ("inference", "largest", "smallest_card", "explain", "observed", "process", "check", "oneline", *ANY_KIND),
+    "advise": ("goal", "top", *ANY_KIND),
+}
 
 
 def is_typed(context: click.Context, name: str) -> bool:
@@ -46,7 +60,9 @@ def read(context: click.Context, words: list[str]) -> Any:
     if given.get("smallest_card") and not is_typed(context, "gpu"):
         gpu = ANY_CARD
     cards = Cards(given["gpus"], gpu, given["link"], given["network"], given["others"])
-    kind = kind_of(words, cards, inference=given.get("inference", False))
+    inference = given.get("inference", False) or "--inference" in words
+    words = [word for word in words if word != "--inference"]
+    kind = kind_of(words, cards, inference=inference)
     if not is_surely_asked(words) and kind != "generation":
         print_said(finetune.how_chosen(words), quiet=given["quiet"])
     _check_options(context, kind)
@@ -78,7 +94,7 @@ def _check_options(context: click.Context, kind: str) -> None:
                 raise UserError(f"usage.finetune_without.{id}")
     elif kind == "generation":
         for name in given:
-            if name not in GENERATION and is_typed(context, name):
+            if name not in GENERATION[command] and is_typed(context, name):
                 raise UserError("usage.inference_without", option=spelled[name])
     elif kind == "cards":
         for name in ALONE[command]:

@@ -1,7 +1,7 @@
 """`InferencePlan`: what it takes to generate text with a model on a card, as one record. Instant, without torch."""
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import NonNegativeInt
 
@@ -28,13 +28,6 @@ from foretrain.predict.memory import FAILING, RunMemory
 from foretrain.predict.plan import PlanRecord
 from foretrain.predict.search import bisect
 from foretrain.predict.timing import PRICES
-
-
-class Fitting(Record):
-    """The smallest change with which it fits: words to add to the command, and what is needed then."""
-
-    words: str
-    needed_bytes: int
 
 
 class Smallest(Record):
@@ -77,7 +70,6 @@ class InferencePlan(PlanRecord):
     longest_context: int | None
     largest_batch: int | None
     timing: GenerationTiming | None
-    fitting: Fitting | None = None
     smallest: Smallest | None = None
     formats: tuple[FormatFit, ...] = ()
     notes: tuple[Note, ...] = ()
@@ -118,17 +110,32 @@ def _plan(
     room = None if gpu.memory_bytes is None else max(0, gpu.memory_bytes - used_by_others_bytes)
     memory = memory_of(facts, asked, engine, gpu, room)
     search = Search(facts, asked, prompt, gpu, room)
-    fitting = search.fitting() if memory.verdict in FAILING else None
-    smallest = search.smallest() if memory.verdict in FAILING and fitting is None else None
+    smallest = search.smallest() if memory.verdict in FAILING and search.fitting() is None else None
     return InferencePlan(
         name=source.name, where=source.where, facts=facts, asked=asked, engine=engine, gpu=gpu, available_bytes=room,
         used_by_others_bytes=used_by_others_bytes, memory=memory,
         longest_context=None if room is None else search.longest_context(),
         largest_batch=None if room is None else bisect(lambda size: search.fits(batch=size), 0, MOST_BATCH + 1),
         timing=speed_of(facts, asked, engine, gpu, prices),
-        fitting=fitting, smallest=smallest,
+        smallest=smallest,
         notes=_notes(facts, asked, engine, gpu, as_published=as_published),
     )  # fmt: skip
+
+
+def replanned(plan: InferencePlan, **changes: Any) -> InferencePlan:
+    """Return the memory and time of a plan with other values of options. Raises UserError for what cannot be."""
+    facts, asked, engine = plan.facts, *_changed(plan.asked, plan.asked.prompt, changes)
+    check_shares(facts, asked, engine)
+    timing = speed_of(facts, asked, engine, plan.gpu, plan.timing.prices if plan.timing else PRICES)
+    memory = memory_of(facts, asked, engine, plan.gpu, plan.available_bytes)
+    return plan.model_copy(update={"asked": asked, "engine": engine, "memory": memory, "timing": timing})
+
+
+def _changed(asked: Inference, prompt: int, changes: Mapping[str, Any]) -> tuple[Inference, Engine]:
+    asked = asked.model_copy(update=changes)
+    split = asked.split or ("layer" if asked.world > 1 else "")
+    asked = asked.model_copy(update={"prompt": min(prompt, asked.context), "split": split})
+    return asked, asked.engine or FORMATS[asked.weights].engine
 
 
 def _notes(facts: ModelFacts, asked: Inference, engine: Engine, gpu: Gpu, *, as_published: bool) -> tuple[Note, ...]:
@@ -172,7 +179,8 @@ _STEP = 256  # tokens; a proposed context is a multiple of it where that leaves 
 
 
 class Search:
-    """One model, one way to run it and a device: what fits there. `prompt`: as given, 0 for the usual one."""
+    """One model, one way to run it and a device: what fits there. `prompt`: as given, 0 for the usual one. `fewer`:
+    formats of fewer bits, the most first."""
 
     def __init__(self, facts: ModelFacts, asked: Inference, prompt: int, gpu: Gpu, available_bytes: int | None) -> None:
         self._facts, self._asked, self._prompt, self._gpu = facts, asked, prompt, gpu
@@ -185,7 +193,11 @@ class Search:
             and name not in PUBLISHED
             and (not asked.engine or not each.quantized or each.engine == asked.engine)
         ]
-        self._fewer = [name for _, name in sorted(bits, reverse=True)]
+        self.fewer = [name for _, name in sorted(bits, reverse=True)]
+
+    @classmethod
+    def of(cls, plan: InferencePlan) -> "Search":
+        return cls(plan.facts, plan.asked, plan.asked.prompt, plan.gpu, plan.available_bytes)
 
     def longest_context(self, **changes: int | str) -> int:
         """Tokens of a text that fit with these changes, at most what the model can have or was asked for."""
@@ -195,7 +207,7 @@ class Search:
     def formats(self) -> tuple[FormatFit, ...]:
         """The weights as they were asked for, and llama.cpp's formats of fewer bits, the most bits first."""
         found: list[FormatFit] = []
-        for name in (self._asked.weights, *self._fewer):
+        for name in (self._asked.weights, *self.fewer):
             if name != self._asked.weights and FORMATS[name].engine != "llama.cpp":
                 continue
             longest = self.longest_context(weights=name)
@@ -206,21 +218,21 @@ class Search:
             found.append(FormatFit(weights=name, needed_bytes=needed, longest_context=longest, tokens_per_s=rate))
         return tuple(found)
 
-    def fitting(self) -> Fitting | None:
+    def fitting(self) -> dict[str, int | str] | None:
         """Weights in fewer bits, the most bits that fit; else fewer texts or a shorter context, in the weights that
         were asked for if that is enough. None where nothing fits."""
-        for name in self._fewer:
+        for name in self.fewer:
             if self.fits(weights=name):
-                return self._found(weights=name)
+                return {"weights": name}
         for least in (USUAL_CONTEXT, USUAL_PROMPT):
-            for name in (self._asked.weights, *self._fewer):
-                if found := self._smaller(name, max(self._prompt, min(self._asked.context, least))):
+            for name in (self._asked.weights, *self.fewer):
+                if found := self._smaller(name, least):
                     return found
         return None
 
     def smallest(self) -> Smallest:
         """What would be needed in any case, and the card that has it."""
-        name = (self._asked.weights, *self._fewer)[-1]
+        name = (self._asked.weights, *self.fewer)[-1]
         memory = self.memory({"weights": name})
         needed, others = memory.needed_bytes, (self._gpu.memory_bytes or 0) - (self._available_bytes or 0)
         if self._gpu.kind != "cuda":
@@ -232,20 +244,19 @@ class Search:
                 return Smallest(weights=name, needed_bytes=needed, card=card.name, card_bytes=size)
         return Smallest(weights=name, needed_bytes=needed)
 
-    def _smaller(self, weights: str, least_context: int) -> Fitting | None:
+    def _smaller(self, weights: str, least_context: int) -> dict[str, int | str] | None:
         """Fewer texts of this context; else one text of a shorter one."""
-        asked = self._asked
-        batch = bisect(lambda size: self.fits(weights=weights, batch=size), 0, asked.batch)
-        if batch:
-            return self._found(weights=weights, batch=batch)
-        context = bisect(lambda size: self.fits(weights=weights, batch=1, context=size), 0, asked.context)
-        if context < least_context:
-            return None
-        return self._found(weights=weights, batch=1, context=max(least_context, context - context % _STEP))
+        own: dict[str, int | str] = {} if weights == self._asked.weights else {"weights": weights}
+        if batch := bisect(lambda size: self.fits(weights=weights, batch=size), 0, self._asked.batch):
+            return {**own, "batch": batch}
+        shorter = self.shorter(least_context, weights=weights, batch=1)
+        return None if shorter is None else {**own, **({"batch": 1} if self._asked.batch > 1 else {}), **shorter}
 
-    def _found(self, **changes: int | str) -> Fitting:
-        words = [f"--{name} {value}" for name, value in changes.items() if value != getattr(self._asked, name)]
-        return Fitting(words=" ".join(words), needed_bytes=self.memory(changes).needed_bytes)
+    def shorter(self, least_context: int = USUAL_PROMPT, **changes: int | str) -> dict[str, int | str] | None:
+        """Return the longest context that fits with these changes, below the one that was asked for."""
+        least_context = max(self._prompt, min(self._asked.context, least_context))
+        context = bisect(lambda size: self.fits(context=size, **changes), 0, self._asked.context)
+        return None if context < least_context else {"context": max(least_context, context - context % _STEP)}
 
     def fits(self, **changes: int | str) -> bool:
         """Whether it fits with these changes."""
@@ -256,7 +267,5 @@ class Search:
     ) -> RunMemory:
         """Return what is needed with these changes, on another card where one is given."""
         room = available_bytes if gpu else self._available_bytes
-        asked = self._asked.model_copy(update=changes)
-        asked = asked.model_copy(update={"prompt": min(self._prompt or USUAL_PROMPT, asked.context)})
-        engine: Engine = asked.engine or FORMATS[asked.weights].engine
+        asked, engine = _changed(self._asked, self._prompt or USUAL_PROMPT, changes)
         return memory_of(self._facts, asked, engine, gpu or self._gpu, room)

@@ -85,9 +85,11 @@ def _layers(count: int, world: int, engine: Engine) -> Iterator[range]:
 
 def _counts_of(facts: ModelFacts, layers: range, *, first: bool, last: bool) -> ParameterCounts:
     outside = ("position",) if first else ("norm", "head") if last else ()
-    return _counted(facts, lambda each: each.elements * (
-        each.layer in layers if each.layer is not None else each.role in outside
-    ))  # fmt: skip
+
+    def here(each: Parameter) -> int:
+        return each.elements * (each.layer in layers if each.layer is not None else each.role in outside)
+
+    return _counted(facts, here)
 
 
 def _counted(facts: ModelFacts, here: Callable[[Parameter], int]) -> ParameterCounts:

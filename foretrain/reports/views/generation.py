@@ -3,14 +3,15 @@
 from typing import Any
 
 from foretrain.advice.asked import Asked
+from foretrain.advice.record import Advice
 from foretrain.analysis.finetune_memory import FineTuneExplanation
 from foretrain.base.messages import has, listed
-from foretrain.config.inference import WORDS
 from foretrain.predict.inference.plan import InferencePlan
 from foretrain.predict.inference.speed import GenerationTiming
 from foretrain.predict.memory import FAILING, Component
 from foretrain.reports.document import Cell, Document, Message, Paragraph, Quantity, Row, Screen, Section, Table
 from foretrain.reports.views.explain import nvidia_smi, sums_table
+from foretrain.reports.views.finetune.screen import change_rows, change_text
 from foretrain.reports.views.shared import TONES, card_memory
 
 SHOWN = 3  # formats of the first screen
@@ -29,7 +30,7 @@ def verdict(plan: InferencePlan) -> Paragraph:
     return Paragraph(Message(f"inference.verdict.{id}", values), TONES[plan.verdict])
 
 
-def screen(plan: InferencePlan, asked: Asked) -> Screen:
+def screen(plan: InferencePlan, changes: tuple[Advice, ...], asked: Asked) -> Screen:
     parts = _memory(plan)
     shared = [note for note in plan.notes if note.id in SHARED]
     rows = [Row(Message("inference.label.cards"), Message(f"note.{note.id}", note.values)) for note in shared]
@@ -37,11 +38,8 @@ def screen(plan: InferencePlan, asked: Asked) -> Screen:
     rows += _speed_rows(plan, plan.timing) if plan.timing else [Row(Message("inference.label.speed"), _no_speed(plan))]
     rows += [Row(Message("inference.label.most"), each) for each in most(plan)]
     rows += [Row(Message("first.label.change"), each) for each in _change(plan)]
-    if plan.fitting is not None and not asked.quiet:
-        changed = plan.fitting.words.split()
-        kept = WORDS.without(asked.words, [word.key for word in WORDS.split(changed)])
-        command = ("foretrain", "plan", *kept, *changed, *asked.card_options())
-        rows.append(Row(Message("first.label.next"), command=(*command, *asked.options())))
+    fitting = any(each.effect.verdict == "fits" for each in changes)
+    rows += change_rows(plan, changes, asked) if fitting or plan.smallest is None else []
     rows += [Row(Message("first.label.note"), note, optional=1) for note in _notes(plan, SHARED)]
     if not asked.quiet:
         rows.append(Row(Message("first.label.more"), Message("first.more_full"), optional=2))
@@ -65,7 +63,7 @@ def _formats(plan: InferencePlan, most: int) -> Table | None:
     return Table(columns, rows, frozenset({1, 2, 3})) if len(rows) > 1 else None
 
 
-def document(plan: InferencePlan) -> Document:
+def document(plan: InferencePlan, changes: tuple[Advice, ...] = ()) -> Document:
     columns = tuple(Message(f"column.{name}") for name in ("finetune_component", "finetune_bytes", "finetune_formula"))
     parts = tuple((_part(plan, part), Quantity(part.size_bytes, "bytes"), part.formula) for part in _components(plan))
     memory = Section(Message("inference.memory"), (Table(columns, parts, frozenset({1})),))
@@ -73,6 +71,7 @@ def document(plan: InferencePlan) -> Document:
     rows = (Message("inference.label.speed"), Message("inference.value"))
     speeds = Section(Message("inference.speed"), (Table(rows, _speed_table(plan)),)) if plan.timing else None
     said = [Paragraph(each) for each in (*most(plan), *_change(plan), *_notes(plan))]
+    said += [Paragraph(Message("first.said", {"text": change_text(each)})) for each in changes]
     said += [Paragraph(Message("inference.how"))] if plan.timing else [Paragraph(_no_speed(plan))]
     sections = [
         Section(Message("finetune.verdict"), (verdict(plan), *card_memory(plan.gpu))),
@@ -171,8 +170,6 @@ def most(plan: InferencePlan) -> list[Message]:
 
 
 def _change(plan: InferencePlan) -> list[Message]:
-    if plan.fitting is not None:
-        return [Message("inference.change", {"option": plan.fitting.words, "needed": plan.fitting.needed_bytes})]
     if plan.smallest is None:
         return []
     least = plan.smallest

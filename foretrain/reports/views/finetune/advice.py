@@ -1,17 +1,20 @@
-"""What to change in a fine-tuning run: a row a change, with what planning it says."""
+"""What to change in fine-tuning or in generating text: a row a change, with what planning it says."""
 
 from collections.abc import Sequence
 
 from foretrain.advice.asked import Asked
 from foretrain.advice.record import Advice, Advices
 from foretrain.predict.finetune.plan import FineTunePlan
+from foretrain.predict.inference.plan import InferencePlan
 from foretrain.predict.memory import REFUSED
 from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Row, Screen, Section, Table
+from foretrain.reports.views import generation
 from foretrain.reports.views.finetune.screen import (
     MUCH_LONGER,
     assumed_rows,
     change_notes,
     next_row,
+    otherwise,
     title,
     verdict_of,
     words_of,
@@ -22,7 +25,7 @@ LINES = 15
 LEAST, MOST = 4, 5  # changes of the first screen
 
 
-def screen(plan: FineTunePlan, found: Advices, asked: Asked, count: int | None = None) -> Screen:
+def screen(plan: FineTunePlan | InferencePlan, found: Advices, asked: Asked, count: int | None = None) -> Screen:
     """The best changes. `count`: how many were asked for."""
     changes = found.advised or found.partial
     shown = changes[: count or _as_many_as_help(found)]
@@ -30,12 +33,21 @@ def screen(plan: FineTunePlan, found: Advices, asked: Asked, count: int | None =
     if shown and shown[0].effect.verdict not in REFUSED and not asked.quiet:
         rows.append(next_row(plan, shown[0], asked))
     if any(change.learns_otherwise for change in shown):
-        rows.append(Row(Message("first.label.note"), Message("finetune.learns_otherwise")))
+        rows.append(Row(Message("first.label.note"), otherwise(plan)))
     rows += change_notes(plan, shown)
     if hidden := len(changes) - len(shown):
         rows.append(Row(Message("first.label.more"), Message("first.more_cards", {"count": hidden})))
-    lead = (verdict_of(plan), *_nothing(found))
-    return Screen(title(plan), lead, _table(found, shown) if shown else None, (*rows, *assumed_rows(plan)), LINES)
+    lead = (_verdict(plan), *_nothing(found))
+    rows += assumed_rows(plan) if isinstance(plan, FineTunePlan) else []
+    return Screen(_title(plan), lead, _table(found, shown) if shown else None, tuple(rows), LINES)
+
+
+def _title(plan: FineTunePlan | InferencePlan) -> Message:
+    return title(plan) if isinstance(plan, FineTunePlan) else generation.title(plan)
+
+
+def _verdict(plan: FineTunePlan | InferencePlan) -> Paragraph:
+    return verdict_of(plan) if isinstance(plan, FineTunePlan) else generation.verdict(plan)
 
 
 def _as_many_as_help(found: Advices) -> int:
@@ -43,20 +55,20 @@ def _as_many_as_help(found: Advices) -> int:
     return max(LEAST, min(MOST, len(found.advised)))
 
 
-def document(plan: FineTunePlan, found: Advices, hidden: int) -> Document:
+def document(plan: FineTunePlan | InferencePlan, found: Advices, hidden: int) -> Document:
     """All changes, and how to read them."""
     changes = found.advised or found.partial
-    said: list[Block] = [verdict_of(plan), *_nothing(found)]
+    said: list[Block] = [_verdict(plan), *_nothing(found)]
     if changes:
-        said += [_table(found, changes), Paragraph(Message("finetune.learns_otherwise"))]
-        said.append(Paragraph(Message("finetune.advice_how")))
+        said += [_table(found, changes), Paragraph(otherwise(plan))]
+        said += [Paragraph(Message("finetune.advice_how"))] if isinstance(plan, FineTunePlan) else []
     untraced = [each.confirmation.reason for each in changes if each.confirmation and each.confirmation.reason]
     if untraced:
         said.append(Paragraph(Message("finetune.advice_untraced", {"reason": untraced[0]}), "warn"))
     if hidden:
         said.append(Paragraph(Message("advice.more", {"count": hidden, "all": hidden + len(changes)})))
     heading = Message("advice.list")
-    return Document(title(plan), Message("finetune.subtitle", {"where": plan.where}), [Section(heading, tuple(said))])
+    return Document(_title(plan), Message("finetune.subtitle", {"where": plan.where}), [Section(heading, tuple(said))])
 
 
 def _nothing(found: Advices) -> tuple[Paragraph, ...]:

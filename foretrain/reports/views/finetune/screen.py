@@ -9,7 +9,9 @@ from foretrain.advice.record import Advice
 from foretrain.base.messages import has, listed
 from foretrain.config.finetune.together import idle
 from foretrain.config.finetune.words import changed_words, option_words
+from foretrain.config.inference import WORDS as GENERATING
 from foretrain.predict.finetune.plan import FineTunePlan
+from foretrain.predict.inference.plan import InferencePlan
 from foretrain.predict.memory import PhaseMemory
 from foretrain.predict.timing import Timing
 from foretrain.reports.document import Message, Paragraph, Quantity, Row, Screen
@@ -30,7 +32,7 @@ def screen(plan: FineTunePlan, changes: tuple[Advice, ...], asked: Asked) -> Scr
         _trained(plan),
         *time_rows(plan),
         _memory(plan),
-        *_changes(plan, changes, asked),
+        *change_rows(plan, changes, asked),
     ]
     rows += [*assumed_rows(plan), *more_rows(asked)]
     return Screen(title(plan), (verdict_of(plan),), None, tuple(rows))
@@ -162,7 +164,7 @@ def _memory(plan: FineTunePlan) -> Row:
     return Row(Message("finetune.label.memory"), listed(named), short=listed(named[:2]))
 
 
-def _changes(plan: FineTunePlan, changes: tuple[Advice, ...], asked: Asked) -> list[Row]:
+def change_rows(plan: FineTunePlan | InferencePlan, changes: tuple[Advice, ...], asked: Asked) -> list[Row]:
     if plan.verdict == "fits" or not changes:
         return []
     fitting = [change for change in changes if change.effect.verdict == "fits"]
@@ -174,12 +176,23 @@ def _changes(plan: FineTunePlan, changes: tuple[Advice, ...], asked: Asked) -> l
     rows = [Row(label, change_text(each), optional=2 if number else 0) for label, each, number in shown]
     rows += [] if asked.quiet else [next_row(plan, fitting[0], asked)]
     if any(each.learns_otherwise for _, each, _ in shown):
-        rows.append(Row(Message("first.label.note"), Message("finetune.learns_otherwise"), optional=1))
+        rows.append(Row(Message("first.label.note"), otherwise(plan), optional=1))
     return [*rows, *change_notes(plan, changes)]
 
 
-def next_row(plan: FineTunePlan, change: Advice, asked: Asked) -> Row:
+def otherwise(plan: FineTunePlan | InferencePlan) -> Message:
+    """What a * beside a change says."""
+    return Message("finetune.learns_otherwise" if isinstance(plan, FineTunePlan) else "inference.answers_otherwise")
+
+
+def next_row(plan: FineTunePlan | InferencePlan, change: Advice, asked: Asked) -> Row:
     """The whole command of the run with a change."""
+    if isinstance(plan, InferencePlan):
+        kept = GENERATING.without(asked.words, change.options)
+        if "world" in change.options:
+            asked = asked.model_copy(update={"gpu": "auto", "cards": ()})
+        command = ("foretrain", "plan", *kept, *words_of(change), *asked.card_options(), *asked.options())
+        return Row(Message("first.label.next"), command=command)
     unused = idle(plan.tune.model_copy(update=change.options))
     command = (*command_of("plan", asked, change.options, unused), *asked.options())
     return Row(Message("first.label.next"), command=command)
@@ -192,7 +205,7 @@ def command_of(
     return ("foretrain", name, model, *changed_words(words, changed or {}, without), *asked.card_options())
 
 
-def change_notes(plan: FineTunePlan, changes: Sequence[Advice]) -> list[Row]:
+def change_notes(plan: FineTunePlan | InferencePlan, changes: Sequence[Advice]) -> list[Row]:
     """What is to be known of some changes."""
     ids = {id for change in changes for id in change.rules}
     said = [Message("finetune.loss_alone")] if "loss_alone" in ids else []
@@ -201,7 +214,7 @@ def change_notes(plan: FineTunePlan, changes: Sequence[Advice]) -> list[Row]:
     return [Row(Message("first.label.note"), each, optional=1) for each in said]
 
 
-def four_bits_more(plan: FineTunePlan, changes: Sequence[Advice]) -> Message | None:
+def four_bits_more(plan: FineTunePlan | InferencePlan, changes: Sequence[Advice]) -> Message | None:
     """Why QLoRA needs more than LoRA, where the change to LoRA says so."""
     lora = next((change for change in changes if change.rules == ("sixteen_bits",)), None)
     if lora is None or lora.effect.saved_bytes <= 0:
@@ -211,7 +224,10 @@ def four_bits_more(plan: FineTunePlan, changes: Sequence[Advice]) -> Message | N
 
 def words_of(change: Advice) -> list[str]:
     """A change as words of the command line."""
-    return [word for name, value in change.options.items() for word in option_words(name, value)]
+    words = {name: option_words(name, value) for name, value in change.options.items()}
+    if "world" in words:
+        words["world"] = ["--gpus", f"{change.options['world']} x {change.gpu}"]
+    return [word for each in words.values() for word in each]
 
 
 def change_text(change: Advice) -> str:

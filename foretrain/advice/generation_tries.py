@@ -1,0 +1,88 @@
+"""What can be changed when a model generates text. With fewer bits or shorter texts the answers are others."""
+
+from typing import Protocol
+
+from foretrain.config.inference import CACHES, FORMATS
+from foretrain.predict.inference.plan import InferencePlan, Search
+
+MOST_CARDS = 8  # of one machine: advice goes no further
+Values = dict[str, int | str]
+
+
+class Try(Protocol):
+    """The values that a change sets in a plan; none where it changes nothing."""
+
+    __name__: str
+
+    def __call__(self, plan: InferencePlan) -> Values: ...
+
+
+def _fewer_bits(plan: InferencePlan) -> Values:
+    """The format with the most bits that fits, else that with the fewest."""
+    search = Search.of(plan)
+    fitting = [name for name in search.fewer if search.fits(weights=name)]
+    return {"weights": name} if (name := (*fitting[:1], *search.fewer[-1:], "")[0]) else {}
+
+
+def _eight_bits(plan: InferencePlan, most: float = 8.5) -> Values:
+    """Weights in at most so many bits, of those that usual programs read."""
+    usual = [name for name in ("q8_0", "q4_k_m", "int8", "int4") if FORMATS[name].block <= most]
+    found = [name for name in Search.of(plan).fewer if name in usual]
+    return {"weights": found[0]} if found else {}
+
+
+def _four_bits(plan: InferencePlan) -> Values:
+    return _eight_bits(plan, 5.0)
+
+
+def _cache(plan: InferencePlan) -> Values:
+    """llama.cpp's eight bits where they fit, else its four; PyTorch has fp8."""
+    now, search = CACHES[plan.asked.kv], Search.of(plan)
+    names = [name for name in (("q8_0", "q4_0") if plan.engine == "llama.cpp" else ("fp8",)) if CACHES[name] < now]
+    fitting = [name for name in names if search.fits(kv=name)]
+    return {"kv": (*fitting, *names[::-1])[0]} if names else {}
+
+
+def _fewer_texts(plan: InferencePlan) -> Values:
+    return {"batch": plan.largest_batch or 1} if plan.asked.batch > (plan.largest_batch or 1) else {}
+
+
+def _shorter_texts(plan: InferencePlan) -> Values:
+    return Search.of(plan).shorter() or {}
+
+
+def _texts_together(plan: InferencePlan) -> Values:
+    """Several of these where none is enough."""
+    found = Search.of(plan).fitting() or {}
+    return found if len(found) > 1 else {}
+
+
+def _more_texts(plan: InferencePlan) -> Values:
+    """As many as fit, as a power of two: each reads the same weights."""
+    most = 2 ** ((plan.largest_batch or 1).bit_length() - 1)
+    return {"batch": most} if most > plan.asked.batch else {}
+
+
+def _more_cards(plan: InferencePlan) -> Values:
+    """The fewest cards that fit, else the most that are looked at."""
+    search, counts = Search.of(plan), [world for world in (2, 4, MOST_CARDS) if world > plan.asked.world]
+    counts = counts if plan.gpu.kind == "cuda" else []
+    fitting = [world for world in counts if search.fits(world=world, split=plan.asked.split or "layer")]
+    return {"world": (*fitting, *counts[::-1])[0]} if counts else {}
+
+
+def _divided(plan: InferencePlan) -> Values:
+    """Every matrix among the cards, or among two, where the format allows it."""
+    if plan.engine == "llama.cpp" or plan.asked.split == "tensor" or plan.gpu.kind != "cuda":
+        return {}
+    return {"world": max(2, plan.asked.world), "split": "tensor"}
+
+
+def _named(*tries: Try) -> dict[str, Try]:
+    return {each.__name__.removeprefix("_"): each for each in tries}
+
+
+SAME = _named(_fewer_texts, _more_cards, _divided, _more_texts)
+OTHER = _named(_fewer_bits, _cache, _shorter_texts, _texts_together, _eight_bits, _four_bits)
+FITTING = ("fewer_texts", "fewer_bits", "cache", "shorter_texts", "texts_together", "more_cards", "divided")
+FASTER = ("eight_bits", "four_bits", "cache", "divided", "more_texts")

@@ -80,16 +80,16 @@ def tried(plan: SearchedPlan, ids: tuple[str, ...]) -> Tried | None:
     """The run with these changes; None where one of them changes nothing, or this model cannot have them, such as
     modules that its layers are not called."""
     changed: Values = {}
-    for id in ids:
-        values = menu_of(plan).tries[id](plan)
-        if not values:
-            return None
-        other = {name for name, value in values.items() if getattr(asked_of(plan), name) != value}
-        kept = other | {"amp"} if "method" in other else other  # which another method has otherwise
-        changed |= {name: value for name, value in values.items() if name in kept}
-    if changed.get("amp") == "bf16" and not plan.gpu.supports_bf16:
-        changed["amp"] = "fp16"
     try:
+        for id in ids:
+            values = menu_of(plan).tries[id](plan)
+            if not values:
+                return None
+            other = {name for name, value in values.items() if getattr(asked_of(plan), name) != value}
+            kept = other | {"amp"} if "method" in other else other  # which another method has otherwise
+            changed |= {name: value for name, value in values.items() if name in kept}
+        if changed.get("amp") == "bf16" and not plan.gpu.supports_bf16:
+            changed["amp"] = "fp16"
         made = untimed(plan, **changed) if isinstance(plan, FineTunePlan) else replanned(plan, **changed)
     except UserError:
         return None

@@ -44,8 +44,11 @@ class Generation:
         return replace(self, asked=Inference.model_validate({**self.asked.model_dump(), **options}))
 
     def on(self, where: Placement) -> Forecast:
-        others = where.used_by_others_bytes
-        made = plan(self.source, self.asked, where.card, used_by_others_bytes=others, prices=self.prices)
+        others, asked, cards = where.used_by_others_bytes, self.asked, where.cluster
+        if cards is not None:
+            links = {"link": cards.link.name, "network": cards.network.name if cards.network else ""}
+            asked = asked.model_copy(update={"world": cards.world, "per_node": cards.per_node, **links})
+        made = plan(self.source, asked, where.card, used_by_others_bytes=others, prices=self.prices)
         return Forecast(self, where, made)
 
     def with_steps(self, found: Forecast, steps: int) -> tuple[InferencePlan, tuple[str, ...]]:

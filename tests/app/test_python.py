@@ -163,7 +163,8 @@ def test_config_options_are_completed_in_both_spellings() -> None:
     assert len(config_options("--")) > 60
     assert config_options("--lora_r", "plan") == ["--lora_r="]
     assert config_options("--kv", "plan") == ["--kv="]
-    assert config_options("--lora", "train") == config_options("--kv", "advise") == []
+    assert config_options("--lora", "train") == config_options("--kv", "train") == []
+    assert config_options("--kv", "advise") == ["--kv="]
     assert config_options("--nope") == []
 
 

@@ -6,7 +6,7 @@ Layouts are those of transformers 5.23, models/NAME/modeling_NAME.py.
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple
@@ -253,10 +253,15 @@ def counts_of(facts: ModelFacts) -> ParameterCounts:
 
 @lru_cache(maxsize=64)
 def _counts(facts: ModelFacts) -> ParameterCounts:
+    return counts_where(facts, lambda each: each.elements)
+
+
+def counts_where(facts: ModelFacts, elements: Callable[[Parameter], int]) -> ParameterCounts:
+    """Return the counts of a part of the model. `elements`: how many of a parameter are in it."""
     counts: Counter[Role] = Counter()
     for each in _all(facts):
         if each.role != "vision" and "vision_tower" not in each.name:
-            counts["bias" if each.name.endswith(".bias") else each.role] += each.elements
+            counts["bias" if each.name.endswith(".bias") else each.role] += elements(each)
     others = counts["norm"] + counts["bias"] + counts["position"]
     return ParameterCounts(
         counts["linear"] + counts["router"], counts["expert"], counts["embedding"], counts["head"], others

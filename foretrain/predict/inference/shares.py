@@ -11,13 +11,13 @@ routers, the compression of MLA and biases behind a sum are whole on each card; 
 several cards. After each attention and each MLP the cards sum what they have.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
 from foretrain.base.errors import UserError
 from foretrain.config.hub.facts import ModelFacts
-from foretrain.config.hub.parameters import Parameter, ParameterCounts, counts_of, parameters_of
+from foretrain.config.hub.parameters import Parameter, ParameterCounts, counts_of, counts_where
 from foretrain.config.inference import FORMATS, Engine, Inference
 from foretrain.config.sharing import Sharing
 from foretrain.hardware.catalogue import Gpu
@@ -89,24 +89,7 @@ def _counts_of(facts: ModelFacts, layers: range, *, first: bool, last: bool) -> 
     def here(each: Parameter) -> int:
         return each.elements * (each.layer in layers if each.layer is not None else each.role in outside)
 
-    return _counted(facts, here)
-
-
-def _counted(facts: ModelFacts, here: Callable[[Parameter], int]) -> ParameterCounts:
-    """Return the counts of all but the embedding and the head, of which a card has `here` elements."""
-    sizes = {"blocks": 0, "experts": 0, "others": 0}
-    for each in parameters_of(facts):
-        if each.role != "vision" and "vision_tower" not in each.name and (kind := _kind(each)):
-            sizes[kind] += here(each)
-    return ParameterCounts(embedding=0, head=0, **sizes)
-
-
-def _kind(each: Parameter) -> str:
-    """Return the field of `ParameterCounts`; '' of the embedding and the head."""
-    if each.name.endswith(".bias"):
-        return "others"
-    kinds = {"linear": "blocks", "router": "blocks", "expert": "experts", "embedding": "", "head": ""}
-    return kinds.get(each.role, "others")
+    return counts_where(facts, here)
 
 
 def check_shares(facts: ModelFacts, asked: Inference, engine: Engine) -> None:
@@ -142,7 +125,7 @@ def _rows(facts: ModelFacts) -> int:
 
 def _tensor_share(facts: ModelFacts, world: int) -> Share:
     keys = max(1, facts.n_kv_head // world)
-    counts, rows = _counted(facts, lambda each: _divided(facts, each, world, keys)), _rows(facts) // world
+    counts, rows = counts_where(facts, lambda each: _divided(facts, each, world, keys)), _rows(facts) // world
     counts = counts._replace(embedding=rows * facts.n_embd, head=0 if facts.tied else rows * facts.n_embd)
     kv_numbers = facts.kv_numbers if facts.latent else 2 * keys * facts.head_dim
     return Share(counts, range(facts.n_layer), kv_numbers, parts=world)
@@ -182,14 +165,11 @@ def waits_s(facts: ModelFacts, asked: Inference, gpu: Gpu, tokens: int) -> tuple
 
     def waited(what: Collective, size_bytes: float, slow: int) -> float:
         groups, factor = scenarios(cards)[slow]
-        group = groups["all"]
-        if asked.split == "layer":  # two neighbours, in different machines where there are several
-            group = group.model_copy(
-                update={"ranks_per_node": 1 if cards.nodes > 1 else 2, "nodes": min(2, cards.nodes)}
-            )
-        return factor * collective_time(what, size_bytes, group).seconds
+        return factor * collective_time(what, size_bytes, groups["all"]).seconds
 
-    if asked.split == "layer":
+    if asked.split == "layer":  # from one card to the next, in another machine where there are several
+        pair = {"per_node": 1, "nodes": 2} if cards.nodes > 1 else {"per_node": 2}
+        cards = cards.model_copy(update=pair)
         low, usual, high = ((asked.world - 1) * waited("broadcast", width, slow) for slow in range(3))
     else:
         sums = 2 * facts.n_layer + 1

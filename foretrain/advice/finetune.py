@@ -60,7 +60,7 @@ def _faster(plan: SearchedPlan, now: Effect, goal: Goal) -> tuple[Advice, ...]:
 
     found = [change for id in menu_of(plan).faster if (change := planned(plan, (id,)))]
     worth = [each for each in found if each.effect.verdict == "fits" and gain(each) < -LEAST_GAIN]
-    return tuple(sorted(worth, key=lambda change: (change.learns_otherwise, gain(change))))
+    return tuple(sorted(worth, key=lambda change: (*_last(change), gain(change))))
 
 
 def changes(plan: SearchedPlan) -> tuple[Advice, ...]:
@@ -149,13 +149,11 @@ def _exactness(change: Tried, menu: Menu) -> Exactness:
     return "exact" if not found else "other optimizer" if found <= OPTIMIZERS else "other model"
 
 
+def _last(change: Advice) -> tuple[bool, bool]:
+    """Return what puts a change behind others: it needs more cards, or the result is another."""
+    return "world" in change.options, change.learns_otherwise
+
+
 def _rank(change: Advice) -> tuple[object, ...]:
-    """Of changes that fit. One that gives up what an evaluation measures comes after those that do not, and one that
-    needs more cards last."""
-    return (
-        "world" in change.options,
-        change.learns_otherwise,
-        "loss_alone" in change.rules,
-        len(change.rules),
-        change.effect.slower or 0.0,
-    )
+    """Of changes that fit. One that gives up what an evaluation measures comes after those that do not."""
+    return *_last(change), "loss_alone" in change.rules, len(change.rules), change.effect.slower or 0.0

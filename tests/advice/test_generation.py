@@ -52,8 +52,8 @@ def test_more_cards_come_last_and_are_the_fewest_that_fit() -> None:
 
 def test_what_is_faster_leads_and_what_is_cheaper_serves_more_texts() -> None:
     fast = list(advised("RTX 4090", "speed").values())
-    exact = [change for change in fast if not change.learns_otherwise]
-    assert fast[: len(exact)] == exact
+    assert fast == sorted(fast, key=lambda change: ("world" in change.options, change.learns_otherwise))
+    assert "world" in fast[-1].options
     assert all(change.effect.slower < -0.01 for change in fast)
     with pytest.raises(UserError, match="price"):
         advised("RTX 4090", "cost")

@@ -164,12 +164,12 @@ def waits_s(facts: ModelFacts, asked: Inference, gpu: Gpu, tokens: int) -> tuple
     width, logits = size * tokens * facts.n_embd, size * asked.batch * facts.vocab_size
 
     def waited(what: Collective, size_bytes: float, slow: int) -> float:
-        groups, factor = scenarios(cards)[slow]
+        groups, factor = scenarios(among)[slow]
         return factor * collective_time(what, size_bytes, groups["all"]).seconds
 
+    among, pair = cards, {"per_node": 1, "nodes": 2} if cards.nodes > 1 else {"per_node": 2}
     if asked.split == "layer":  # from one card to the next, in another machine where there are several
-        pair = {"per_node": 1, "nodes": 2} if cards.nodes > 1 else {"per_node": 2}
-        cards = cards.model_copy(update=pair)
+        among = cards.model_copy(update=pair)
         low, usual, high = ((asked.world - 1) * waited("broadcast", width, slow) for slow in range(3))
     else:
         sums = 2 * facts.n_layer + 1

@@ -1,11 +1,11 @@
-"""Advice on random runs and cards, held against the plan, an exhaustive search, and traces.
+"""Advice on random runs and cards, checked against the plan, an exhaustive search, and traces.
 
-    python benchmarks/advice.py --pairs 500              the ledger's plan of every advice; a search over all sets
-    python benchmarks/advice.py --pairs 500 --exact 60   and traces of 60 of these runs that are eager and small
+python benchmarks/advice.py --pairs 500              the plan of every advice; a search over all sets
+python benchmarks/advice.py --pairs 500 --exact 60   and traces of 60 of these runs that are eager and small
 
-Counted: advices whose fit the plan of the changed config denies; figures that differ by more than 1 % from what was
-promised; runs that do not fit, that some set of changes would make fit, and that got no advice; and advices whose fit
-the trace denies. Resumable: finished pairs and traced ones are kept in --out and not done again.
+Counted: advices whose fit the plan of the changed config denies; figures that differ by more than 1% from the promise;
+runs that do not fit, that some set of changes would make fit, and that got no advice; and advices whose fit the trace
+denies. Resumable: finished and traced pairs are kept in --out.
 """
 
 import argparse
@@ -44,7 +44,7 @@ Pair = tuple[Plan, StepName]
 
 
 def pairs(count: int) -> Iterator[Pair]:
-    """Random runs on random cards: GPT-2 shapes and smaller, all of the techniques, desktops of 0 to 2.5 GB."""
+    """Yield random runs on random cards: GPT-2 shapes and smaller, all techniques, desktops of 0 to 2.5 GB."""
     draw = random.Random(SEED)
     cards = [gpu for gpu in catalogue().values() if gpu.kind == "cuda" and gpu.memory_bytes]
     home = [gpu for gpu in cards if (gpu.memory_gib or 0) <= 24]
@@ -73,10 +73,10 @@ def pairs(count: int) -> Iterator[Pair]:
 
 
 def some_set_fits(planner: Planner, base: State) -> Exactness | None:
-    """By going through every set of changes, with the micro-batch as it is and the smallest: the most exact kind of set
-    that fits, if any.
+    """Search every set of changes, with the given and the smallest micro-batch; return the most exact kind that fits,
+    if any.
 
-    The space: whose step, what others hold, a chunked loss, what is computed again, masters, compilation, half
+    The space: whose step, memory of other programs, a chunked loss, recomputation, masters, compilation, half
     precision, the optimizer and where its states are; each as it is or changed.
     """
     best: Exactness | None = None
@@ -110,7 +110,7 @@ def some_set_fits(planner: Planner, base: State) -> Exactness | None:
 
 
 def held(base: Plan, advice: Advice) -> dict[str, Any]:
-    """An advice beside a plan of its config, made anew."""
+    """Compare an advice with a new plan of its config."""
     state = state_of(advice, base)
     again = plan(state.config, state.gpu, used_by_others_bytes=state.used_by_others_bytes)
     memory = again.memory_of(advice.trainer)
@@ -123,7 +123,6 @@ def held(base: Plan, advice: Advice) -> dict[str, Any]:
 
 
 def one(base: Plan, step: StepName) -> tuple[dict[str, Any], Advices]:
-    """What is recorded of a pair."""
     started = time.process_time()
     found = advise(base, step)
     took_s = time.process_time() - started
@@ -141,7 +140,7 @@ def one(base: Plan, step: StepName) -> tuple[dict[str, Any], Advices]:
 
 
 def digest(base: Plan, step: StepName) -> str:
-    """What a pair is: rows of other runs are not taken up again."""
+    """Hash a pair: rows of other runs are not reused."""
     what = [base.config.model_dump(mode="json"), base.gpu.name, base.used_by_others_bytes, step]
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -152,7 +151,7 @@ def small_and_eager(config: RunConfig) -> bool:
 
 
 def traced(base: Plan, found: Advices) -> list[dict[str, Any]]:
-    """What the exact plan says of the first advices that stay eager."""
+    """Return the exact plans of the first advices that stay eager."""
     rows = []
     for advice in [a for a in found.advised if not state_of(a, base).config.compile][:TRACED_EACH]:
         state = state_of(advice, base)
@@ -214,7 +213,7 @@ def main() -> None:
                 row["traced"] = traced(base, found)
         left -= "traced" in row
         rows[base.name] = row
-        if len(rows) % 20 == 0 or "traced" in row:  # so that a run that is stopped goes on from here
+        if len(rows) % 20 == 0 or "traced" in row:  # so that a stopped run resumes from here
             asked.out.write_text(json.dumps({"seed": SEED, "rows": {**known, **rows}}) + "\n", "utf-8")
             print(len(rows), asked.exact - left, flush=True)
     found_summary = summary(list(rows.values()))

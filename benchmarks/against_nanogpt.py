@@ -65,7 +65,6 @@ LARGE = {"block_size": 512, "batch_size": 8}
 
 
 def machine(device: str) -> dict[str, Any]:
-    """Return what the figures hold for."""
     flags = sorted(cpu_flags() & {"avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_tile"})
     gpu = place(RunConfig(device=device, compile=False)).gpu
     return {"device": gpu.name, "flags": flags, "cores": usable_cores(), "system": f"{platform.system()} {platform.machine()}",
@@ -73,15 +72,12 @@ def machine(device: str) -> dict[str, Any]:
 
 
 def keep(out: Path, found: dict[str, Any], device: str, list_name: str, key: Callable[[Any], Any]) -> None:
-    """Add a result to those of the file, in the place of the one with the same key."""
+    """Add a result to the file, replacing one with the same key."""
     known = json.loads(out.read_text("utf-8")) if out.exists() else {list_name: []}
     found |= {"date": date.today().isoformat(), "machine": machine(device), "versions": versions()}
     known[list_name] = [*(each for each in known[list_name] if key(each) != key(found)), found]
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps({**known, "what": (__doc__ or "").splitlines()[0]}, indent=1) + "\n", "utf-8")
-
-
-# -- steps in one process ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -141,7 +137,8 @@ class Entry:
 
 def entries(config: RunConfig, placement: Placement, info: DatasetInfo, *, patched: bool) -> list[Entry]:
     """Return nanoGPT eager and compiled, and foretrain as it would train, compiled and not. `patched`: nanoGPT with
-    autocast on a CPU, too, whose losses show what rounding to bfloat16 does to a curve."""
+    autocast on a CPU, too, whose losses show the effect of rounding to bfloat16.
+    """
     device, found = placement.device, list[Entry]()
     modes = [False, True] if placement.compiled else [False]
     for compiled in modes:
@@ -158,10 +155,10 @@ def entries(config: RunConfig, placement: Placement, info: DatasetInfo, *, patch
 
 
 def alternate(all: list[Entry], model: Model, threads: int, end: float) -> None:
-    """Train a block of each in turn, round by round; every other round goes backwards."""
+    """Train a block of each in turn, round by round, every other round backwards."""
     clock = time.process_time if threads == 1 else time.perf_counter
     for entry in all:
-        entry.start(min(2, model.block))  # a block of one is a large model, whose first step is as the others
+        entry.start(min(2, model.block))  # a block of one is a large model, whose first step is like the others
     for round in range(model.rounds):
         if time.monotonic() > end and round >= 2:
             break
@@ -173,7 +170,6 @@ def alternate(all: list[Entry], model: Model, threads: int, end: float) -> None:
 
 
 def results(all: list[Entry], config: RunConfig, placement: Placement) -> list[dict[str, Any]]:
-    """Return what each entry did, against the better of nanoGPT's."""
     rivals, rows = [entry for entry in all if entry.name == "nanoGPT" and entry.clean_s], []
     for entry in all:
         row: dict[str, Any] = {
@@ -197,14 +193,14 @@ def results(all: list[Entry], config: RunConfig, placement: Placement) -> list[d
 
 
 def contest_of_steps(args: argparse.Namespace) -> None:
-    os.environ["FORETRAIN_CACHE"] = tempfile.mkdtemp()  # what foretrain chooses is measured here and now
+    os.environ["FORETRAIN_CACHE"] = tempfile.mkdtemp()  # foretrain's choices are measured here
     keep_memory()  # as `foretrain train` does; it serves both sides
     torch.set_num_threads(args.threads)
     end, clock = time.monotonic() + args.minutes * 60, "CPU time of one thread" if args.threads == 1 else "wall time"
     for model in [m for m in [*MODELS, TINY] if (m.name in args.only if args.only else m is not TINY)]:
         config = RunConfig.model_validate({**RECIPE, **model.knobs, "device": "cpu", "compile": not args.eager})
         placement = place(config)
-        long = config.model_copy(update={"max_iters": 10**7})  # so that foretrain measures what to choose
+        long = config.model_copy(update={"max_iters": 10**7})  # so that foretrain measures its choices
         all = entries(long, placement, prepare_built_in(config), patched=model.name != "124M")
         all = [entry for entry in all if not any(words in entry.label for words in args.skip)]
         alternate(all, model, args.threads, end)
@@ -217,8 +213,6 @@ def contest_of_steps(args: argparse.Namespace) -> None:
         keep(args.out, found, "cpu", "models", lambda each: (each["model"], each["threads"]))
 
 
-# -- whole processes -----------------------------------------------------------------------------------------
-
 PROGRAM = ("train.py", "model.py", "configurator.py")
 LINE = re.compile(r"^iter (\d+): loss ([\d.]+|nan), time ([\d.]+)ms", re.MULTILINE)
 Row = dict[str, Any]
@@ -226,7 +220,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Run:
-    """A run that both do. `characters`: on text by characters, as nanoGPT's README has it; else on 50,304 tokens."""
+    """A run that both do. `characters`: on text by characters, as in nanoGPT's README; else on 50,304 tokens."""
 
     name: str
     options: dict[str, Any]
@@ -317,7 +311,7 @@ class Race:
     device: str
 
     def ran(self, run: Run, who: str, name: str) -> Row:
-        """Run one side to its end. Its caches are its own."""
+        """Run one side to its end, with caches of its own."""
         out, of_nanogpt = self.folder / name, who == "nanogpt"
         options = {
             **run.options,
@@ -355,7 +349,7 @@ class Race:
 
 
 def steady(times: list[float]) -> float:
-    """Return the median of the later half: what is compiled, chosen and warmed up is over by then."""
+    """Return the median of the later half, after compiling, choosing and warming up."""
     return median(times[len(times) // 2 :])
 
 
@@ -376,7 +370,7 @@ def from_records(out: Path) -> Row:
 
 
 def warm(runs: list[Run], race: Race) -> None:
-    """Take a few steps of every side of every run, side by side: what is compiled is in the caches then."""
+    """Take a few steps of every side of every run, side by side, to fill the compilers' caches."""
 
     def start(job: tuple[Run, str]) -> None:
         run, who = job
@@ -386,7 +380,7 @@ def warm(runs: list[Run], race: Race) -> None:
                 f"{run.name} {who}: compiled in {race.ran(few, who, f'warm-{run.name}-{who}')['wall_s']:.1f} s",
                 flush=True,
             )
-        except (RuntimeError, OSError, LookupError) as error:  # the run itself will say it again
+        except (RuntimeError, OSError, LookupError) as error:  # the run itself will report it
             print(f"{run.name} {who}: {error}", flush=True)
 
     with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 3)) as pool:
@@ -410,7 +404,7 @@ def contest(run: Run, race: Race, rounds: int, *, warmed: bool) -> dict[str, Any
             except (RuntimeError, OSError, LookupError) as error:
                 if race.device == "cpu":
                     raise
-                found[who].append({"error": str(error)[-400:]})  # time on a card is dear: the others go on
+                found[who].append({"error": str(error)[-400:]})  # time on a card is expensive: the others continue
                 print(f"{run.name} {who}: {error}", flush=True)
                 continue
             if turn < 0:
@@ -424,7 +418,7 @@ def contest(run: Run, race: Race, rounds: int, *, warmed: bool) -> dict[str, Any
 
 
 def verdict(found: dict[str, Any]) -> dict[str, Any]:
-    """Return medians and ratios of a contest; of rounds that others disturbed only where there is no other."""
+    """Return medians and ratios of a contest; disturbed rounds count only where there is no other."""
 
     def of(who: str, key: str) -> float:
         ended = [row for row in found[who] if "error" not in row]

@@ -1,10 +1,10 @@
-"""How long saving holds up a run at the default interval (2000 steps), and what the copy takes: on this CPU.
+"""The cost of saving at the default interval (2000 steps) on this CPU.
 
-    python benchmarks/checkpoint_cost.py
+python benchmarks/checkpoint_cost.py
 
-A model is trained for some steps to time them; then it is saved in turn as the loop writes itself and in the background,
-while steps go on. Each save is one at the default interval, so its share is of 2000 steps. `slower` is by how much the
-steps beside a background save take longer: that time counts too.
+A model is trained for some steps to time them; then it is saved in turn by the loop itself and in the background, while
+steps continue. Each save's share is of 2000 steps. `slower`: how much longer the steps beside a background save take,
+which counts too.
 """
 
 import tempfile

@@ -1,10 +1,10 @@
-"""Plans for several cards, against runs that others published: tokens a second, times of a step, memory of a rank.
+"""Plans for several cards, against published runs: tokens per second, step times, memory of a rank.
 
-    python benchmarks/cluster_measured.py
+python benchmarks/cluster_measured.py
 
-The runs and their sources are in published_clusters.csv, each as a config of a family that foretrain has; `note` says
-what differs. No constant of the plans is set by them. A row of llm-foundry says that the run fitted its card: that is
-compared too, with the loss in chunks, as its fused kernel makes no whole logits in fp32 either.
+The runs and their sources are in published_clusters.csv, each as a config of one of foretrain's families; `note` has
+what differs. No constant of the plans is fitted to them. A row of llm-foundry states that the run fitted its card: that
+is compared too, with the loss in chunks, as its fused kernel makes no whole logits in fp32 either.
 """
 
 import csv
@@ -26,7 +26,7 @@ from foretrain.predict.speed.ranks import rank_time
 from foretrain.predict.speed.time import step_time
 
 CASES = Path(__file__).parent / "published_clusters.csv"
-LONG = 4096  # tokens of context from which on attention, which was another kernel, is much of a step
+LONG = 4096  # tokens of context from which on attention, then another kernel, is much of a step
 MISS = {"time": 0.20, "memory": 0.05}
 GROUPS = {
     "lf": "llm-foundry, FSDP", "mne": "modded-nanogpt, DDP", "nc": "nanochat d20", "tt": "torchtitan, FSDP2",
@@ -35,18 +35,16 @@ GROUPS = {
 
 
 def cases() -> list[dict[str, str]]:
-    """Rows of published_clusters.csv."""
     with CASES.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
 
 def config_of(case: dict[str, str]) -> RunConfig:
-    """The config of a row; its accumulation is of all ranks together."""
+    """Return the config of a row; its accumulation is of all ranks together."""
     return from_values(json.loads(case["options"])).config
 
 
 def compare(case: dict[str, str]) -> dict[str, Any]:
-    """One row with its prediction. `error`: predicted over measured, less 1."""
     config, cards = config_of(case), cluster(case["cards"], case["link"], case["network"])
     sharing = Sharing(strategy=case["strategy"], world=cards.world, per_node=cards.per_node)  # type: ignore[arg-type]
     assert sharing.strategy in STRATEGIES
@@ -84,7 +82,7 @@ def _group(case: dict[str, str], config: RunConfig) -> str:
 
 
 def fits(case: dict[str, str]) -> bool | None:
-    """Whether a plan says that a run fits, which did; None for rows that do not say."""
+    """Return whether the plan fits a run that did; None for rows that do not tell."""
     if not case["id"].startswith("lf-"):
         return None
     cards = cluster(case["cards"])
@@ -97,7 +95,7 @@ def fits(case: dict[str, str]) -> bool | None:
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """By group and by what is compared: how many, median error, median absolute error, misses, and in range."""
+    """Return by group and quantity: count, median error, median absolute error, misses, and in range."""
     found: dict[str, Any] = {}
     for of in ("time", "memory"):
         kinds = [row for row in rows if row["of"] == of]

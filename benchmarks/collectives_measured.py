@@ -22,13 +22,11 @@ MISS = 0.20
 
 
 def cases() -> list[dict[str, str]]:
-    """Rows of published_nccl_tests.csv."""
     with CASES.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
 
 def compare(case: dict[str, str]) -> dict[str, Any]:
-    """One row with its estimate; `error` is estimated time over measured, less 1."""
     known = links()
     group = Group(
         ranks_per_node=int(case["ranks_per_node"]),
@@ -58,12 +56,12 @@ def compare(case: dict[str, str]) -> dict[str, Any]:
 
 
 def _seconds(case: dict[str, str], carried_bytes: float) -> float:
-    """The time of a row that states its bus bandwidth only."""
+    """Return the time of a row that states only its bus bandwidth."""
     return carried_bytes / (float(case["busbw_gb_per_s"]) * 1e9)
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of rows that are judged, by half and kind: how many, median absolute error, how many miss by over 20 %."""
+    """Return of judged rows, by half and kind: count, median absolute error, misses by over 20%."""
     groups = {
         "held out": lambda row: row["half"] == "held out",
         "held out, NVLink in one machine": lambda row: _held(row) and row["nodes"] == 1 and "pcie" not in row["link"],

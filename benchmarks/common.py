@@ -1,4 +1,4 @@
-"""What the benchmarks share: JSON with machine, versions, date and commit, and a table on the screen."""
+"""Shared parts of the benchmarks: JSON with machine, versions, date and commit, and a table on the screen."""
 
 import argparse
 import json
@@ -21,7 +21,7 @@ OUTSIDE = 0.10  # share of the cores that other programs may take
 
 
 class Load:
-    """Measure what other programs take of the cores between two looks; 0 where the system does not tell."""
+    """Measure other programs' use of the cores between two looks; 0 where the system does not tell."""
 
     def __init__(self) -> None:
         self.wall, self.busy, self.own = time.perf_counter(), self._busy_s(), self._own_s()
@@ -39,13 +39,12 @@ class Load:
         return sum(os.times()[:4])
 
     def outside(self) -> float:
-        """Return the share of all cores since the look before."""
+        """Return the share of all cores since the last call."""
         wall = (time.perf_counter() - self.wall) * (os.cpu_count() or 1)
         return max(0.0, (self._busy_s() - self.busy) - (self._own_s() - self.own)) / wall
 
 
 def versions() -> dict[str, str]:
-    """Versions of what figures depend on."""
     found = {"python": platform.python_version()}
     for name in ("foretrain", "torch", "numpy"):
         try:
@@ -56,7 +55,7 @@ def versions() -> dict[str, str]:
 
 
 def arguments(name: str, description: str, **flags: str) -> argparse.Namespace:
-    """--out FILE; benchmarks/results/NAME.json without it. `flags`: --name switches with their help."""
+    """Parse --out FILE; benchmarks/results/NAME.json without it. `flags`: --name switches with their help."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--out", type=Path, default=RESULTS / f"{name}.json", help="where to write the JSON")
     for flag, help in flags.items():
@@ -65,7 +64,7 @@ def arguments(name: str, description: str, **flags: str) -> argparse.Namespace:
 
 
 def commit() -> str:
-    """The commit that figures are of, with + where files of the package or of a benchmark differ from it."""
+    """Return the figures' commit, with + where files of the package or of a benchmark differ from it."""
     git = ["git", "-C", str(RESULTS.parent.parent)]
     name = subprocess.run([*git, "rev-parse", "--short=8", "HEAD"], capture_output=True, text=True, check=False)
     there = ["foretrain", "benchmarks/*.py"]
@@ -74,7 +73,6 @@ def commit() -> str:
 
 
 def show(title: str, columns: list[str], rows: list[list[str]]) -> None:
-    """Print a table."""
     table = Table(title=title, box=None, title_justify="left")
     for i, column in enumerate(columns):
         table.add_column(column, justify="left" if i == 0 else "right")

@@ -1,14 +1,14 @@
-"""How often does `foretrain compare` cry wolf, and how often does it miss? Synthetic pairs of nanoGPT logs, and the
-real logs and runs that its floors come from.
+"""False and missed differences of `foretrain compare`, by synthetic pairs of nanoGPT logs, and by the real logs and
+runs behind its floors.
 
-    python benchmarks/compare_power.py             the synthetic pairs, and the noise of case B1's published log
-    python benchmarks/compare_power.py --unlike    of the pairs those of unlike lengths alone, beside what is there
-    python benchmarks/compare_power.py --train     six seeds of a tiny model trained on this CPU, beside what is there
+python benchmarks/compare_power.py             the synthetic pairs, and the noise of case B1's published log
+python benchmarks/compare_power.py --unlike    of the pairs only those of unlike lengths, beside existing results
+python benchmarks/compare_power.py --train     six seeds of a tiny model trained on this CPU, beside existing results
 
-A synthetic log has: a power-law loss with the noise of batches, correlated from step to step; an offset that its seed
-gives it; step times with AR(1) noise, slow drift, outliers, compilation, evaluations, and an offset that its start
-gives it. `card` is a quiet GPU, `desktop` one that draws a screen as well, `busy` one that others use. Runs of unlike
-lengths come from a second generator, of other noise, whose card slows as it warms up.
+A synthetic log has: a power-law loss with the noise of batches, correlated from step to step; an offset by its seed;
+step times with AR(1) noise, slow drift, outliers, compilation, evaluations, and an offset by its start. `card` is a
+quiet GPU, `desktop` one that draws a screen as well, `busy` one that others use. Runs of unlike lengths come from a
+second generator, of other noise, whose card slows as it warms up.
 """
 
 import json
@@ -63,7 +63,7 @@ NOISES = {
 
 
 def synthetic(seed: int, noise: Noise, *, steps: int, step_s: float = 0.5, learns: float = 1.0) -> str:
-    """A log of nanoGPT's shape. `learns`: factor on what is left of the loss above its floor."""
+    """Return a log of nanoGPT's shape. `learns`: factor on the loss above its floor."""
     rng = random.Random(seed)
     start, offset = rng.gauss(0, noise.start), rng.gauss(0, noise.seed)
     phase, period = rng.uniform(0, 2 * math.pi), rng.uniform(0.5, 2) * steps
@@ -86,9 +86,9 @@ def synthetic(seed: int, noise: Noise, *, steps: int, step_s: float = 0.5, learn
 
 
 def unlike(seed: int, noise: Noise, *, steps: int, slows: float, step_s: float = 0.5) -> str:
-    """A log by other means, for runs of unlike lengths: the card slows by a share `slows` of a step as it warms up,
-    give or take a sixth, from a start as warm as it happens to be; on top a random walk that is pulled back, Gamma
-    tails, stalls, lost lines."""
+    """Return a log from another generator: the card slows by a share `slows` of a step as it warms up, give or take a
+    sixth, from a random temperature; on top a mean-reverting random walk, Gamma tails, stalls, lost lines.
+    """
     rng = random.Random(seed)
     start, offset, wander = 1 + rng.gauss(0, noise.start), rng.gauss(0, noise.seed), 0.0
     slows, tau_s, warm = slows * rng.gauss(1, 1 / 6), rng.uniform(40, 200), rng.uniform(0, 0.3)
@@ -113,7 +113,7 @@ def unlike(seed: int, noise: Noise, *, steps: int, slows: float, step_s: float =
 
 
 def unlike_pairs(folder: Path, noise: Noise, steps: int, share: float = 0.0, pairs: int = PAIRS) -> int:
-    """How often the answer on speed is right for a run and one 2 to 12 times as long, in any order.
+    """Count right answers on speed for a run and one 2 to 12 times as long, in any order.
 
     `share`: by how much the second of them is faster; without it "no difference" is right, in every question.
     """
@@ -134,7 +134,7 @@ def unlike_pairs(folder: Path, noise: Noise, steps: int, share: float = 0.0, pai
 
 
 def outcomes(folder: Path, first: str, second: str) -> dict[str, tuple[str, str]]:
-    """{question: (outcome, winner)} of two logs."""
+    """Return {question: (outcome, winner)} of two logs."""
     subjects: list[Subject] = []
     for name, text in (("one", first), ("other", second)):
         path = folder / f"{name}.log"
@@ -145,7 +145,7 @@ def outcomes(folder: Path, first: str, second: str) -> dict[str, tuple[str, str]
 
 
 def same_pairs(folder: Path, noise: Noise, steps: int, pairs: int = PAIRS) -> dict[str, int]:
-    """Of pairs that differ in nothing but seed and start: how many are called different, by question and at all."""
+    """Count false differences among pairs that differ only in seed and start, by question and at all."""
     counts = {"speed": 0, "tokens": 0, "hours": 0, "any": 0}
     for pair in range(pairs):
         logs = (synthetic(2 * pair + k, noise, steps=steps) for k in (0, 1))
@@ -158,7 +158,7 @@ def same_pairs(folder: Path, noise: Noise, steps: int, pairs: int = PAIRS) -> di
 
 
 def planted(folder: Path, noise: Noise, share: float, steps: int, pairs: int = PAIRS) -> int:
-    """How often a step that is `share` shorter is found, and the right one named."""
+    """Count pairs in which a step shorter by `share` is found, with the right winner."""
     found = 0
     for pair in range(pairs):
         first = synthetic(2 * pair + 1000, noise, steps=steps)
@@ -168,7 +168,7 @@ def planted(folder: Path, noise: Noise, share: float, steps: int, pairs: int = P
 
 
 def learned(folder: Path, noise: Noise, share: float, steps: int, pairs: int = PAIRS) -> int:
-    """How often a run is found whose loss above its floor is `share` less."""
+    """Count pairs in which a loss above its floor that is `share` less is found."""
     found = 0
     for pair in range(pairs):
         first = synthetic(2 * pair + 3000, noise, steps=steps)
@@ -178,7 +178,9 @@ def learned(folder: Path, noise: Noise, share: float, steps: int, pairs: int = P
 
 
 def of_b1() -> dict[str, float]:
-    """Of the published log of case B1: how far validation strays from its neighbours, and steps from their median."""
+    """Return of case B1's published log the deviation of validation from its neighbours, and of steps from their
+    median.
+    """
     log = read_log(ROOT / "examples" / "real-cases" / "b1.log")
     times = [t for t in log.steps.time_s if 3 < t < 5]
     losses = [e.val_loss for e in log.evaluations if e.val_loss and e.step >= 4000]
@@ -192,7 +194,6 @@ def of_b1() -> dict[str, float]:
 
 
 def train(folder: Path, seeds: int = 6) -> list[Path]:
-    """Tiny runs that differ in their seed alone."""
     paths = []
     for seed in range(1, seeds + 1):
         out = folder / f"s{seed}"
@@ -204,7 +205,7 @@ def train(folder: Path, seeds: int = 6) -> list[Path]:
 
 
 def of_runs(paths: list[Path]) -> dict[str, Any]:
-    """Every pair of the runs compared, and how far they lie apart."""
+    """Compare every pair of the runs; return their distances."""
     subjects = [load(take_apart(str(path))) for path in paths]
     wrong = {"speed": 0, "tokens": 0, "any": 0}
     count = 0
@@ -225,13 +226,12 @@ def of_runs(paths: list[Path]) -> dict[str, Any]:
 
 
 def unlike_of(name: str, steps: int) -> dict[str, int]:
-    """Right answers about runs of unlike lengths: of one speed, and 3 % apart."""
+    """Return right answers about runs of unlike lengths: of one speed, and 3% apart."""
     with tempfile.TemporaryDirectory() as there:
         return {f"{share:.0%}": unlike_pairs(Path(there), NOISES[name], steps, share) for share in (0.0, 0.03)}
 
 
 def row_of(name: str, steps: int) -> dict[str, Any]:
-    """One line of the table."""
     noise = NOISES[name]
     with tempfile.TemporaryDirectory() as there:
         folder = Path(there)

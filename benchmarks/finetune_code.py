@@ -17,11 +17,9 @@ from torch import Tensor
 
 from foretrain.model.hub.decoder import repeat_heads
 
-# -- the head and the loss ---------------------------------------------------------------------------------
-
 
 def wide_head(decoder: Any, x: Tensor) -> Tensor:
-    """transformers 4.45: logits are fp32 before the loss, and those in the model's dtype are gone."""
+    """Return transformers 4.45's logits: fp32 before the loss, with those in the model's dtype freed."""
     logits = decoder.lm_head(x)
     if decoder.facts.scaled_logits:
         logits = logits / 8.0
@@ -29,18 +27,18 @@ def wide_head(decoder: Any, x: Tensor) -> Tensor:
 
 
 def shifted_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """transformers 4.45 to 4.48: fp32 logits, and a copy of them without the last token."""
+    """Return transformers 4.45 to 4.48's loss: fp32 logits, and a copy of them without the last token."""
     return half_loss(logits.float(), labels)
 
 
 def half_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """The same of gpt_bigcode, which leaves the logits in their dtype."""
+    """Return the same for gpt_bigcode, which leaves the logits in their dtype."""
     shifted = logits[..., :-1, :].contiguous()
     return F.cross_entropy(shifted.view(-1, logits.shape[-1]), labels[..., 1:].contiguous().view(-1))
 
 
 class _FastCrossEntropy(torch.autograd.Function):
-    """unsloth's: a row's loss and the logarithm of its sum; the gradient takes the place of the logits."""
+    """unsloth's: a row's loss and the logarithm of its sum; the gradient overwrites the logits."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, *_: Tensor) -> Tensor:
@@ -58,19 +56,19 @@ class _FastCrossEntropy(torch.autograd.Function):
 
 
 def fast_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """unsloth's kernel over fp32 logits moved by one (FastForCausalLMLoss)."""
+    """Run unsloth's kernel over fp32 logits shifted by one (FastForCausalLMLoss)."""
     return fast_half_loss(logits.float(), labels)
 
 
 def fast_half_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """The same over gpt_bigcode's logits (FastCrossEntropyLoss)."""
+    """Run the same over gpt_bigcode's logits (FastCrossEntropyLoss)."""
     shifted = logits[..., :-1, :].contiguous()
     losses = _FastCrossEntropy.apply(shifted.view(-1, logits.shape[-1]), labels[..., 1:].contiguous().view(-1))
     return losses.mean()
 
 
 class _FusedLinearCrossEntropy(torch.autograd.Function):
-    """Liger's: head and loss of a few tokens at a time, and their gradients at once; logits of all are never there."""
+    """Liger's: head and loss of a few tokens at a time, with their gradients, never all logits."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, *_: Tensor) -> Tensor:
@@ -100,7 +98,6 @@ class _FusedLinearCrossEntropy(torch.autograd.Function):
 
 
 def fused_forward(decoder: Any, idx: Tensor, labels: Tensor) -> Tensor:
-    """The decoder's loss by Liger's kernel (lce_forward)."""
     states = decoder.states(idx)
     x = states[..., :-1, :].contiguous()
     loss = _FusedLinearCrossEntropy.apply(
@@ -110,12 +107,10 @@ def fused_forward(decoder: Any, idx: Tensor, labels: Tensor) -> Tensor:
     return loss
 
 
-# -- blocks ------------------------------------------------------------------------------------------------
-
-
 class _FastNorm(torch.autograd.Function):
-    """unsloth's RMSNorm: it keeps its input and a number for each row, writes the gradient over the one that it gets,
-    and gives none to its weight."""
+    """unsloth's RMSNorm: it saves its input and a number per row, overwrites the incoming gradient, and gives none to
+    its weight.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -131,12 +126,11 @@ class _FastNorm(torch.autograd.Function):
 
 
 def fast_norm(norm: Any, x: Tensor) -> Tensor:
-    """RMSNorm's forward pass as one kernel."""
     return _FastNorm.apply(x, norm.weight)
 
 
 class _FastRotary(torch.autograd.Function):
-    """unsloth's rotary positions, in the place of queries or keys, forward and backward."""
+    """unsloth's rotary positions, in place, forward and backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -151,12 +145,13 @@ class _FastRotary(torch.autograd.Function):
 
 
 def fast_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x with its positions."""
     return _FastRotary.apply(x, cos, sin)
 
 
 def repeating_attend(attention: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """Mistral of 4.45: keys and values for each head of queries, which its flash attention does not need."""
+    """Repeat keys and values for each head of queries, as Mistral of 4.45 does, though its flash attention does not
+    need it.
+    """
     groups = attention.facts.groups
     y = F.scaled_dot_product_attention(
         q, repeat_heads(k, groups), repeat_heads(v, groups), attn_mask=mask, is_causal=True
@@ -168,7 +163,7 @@ HELD: list[list[Tensor]] = []
 
 
 def holding_split(attention: Any, x: Tensor, B: int, T: int) -> tuple[Tensor, Tensor, Tensor]:
-    """gpt_bigcode of 4.48: keys and values are views of the whole matrix, which the model's output holds."""
+    """Return gpt_bigcode 4.48's keys and values, views of the whole matrix, which the model's output holds."""
     f = attention.facts
     qkv = attention.qkv_proj(x)
     if HELD:
@@ -180,7 +175,7 @@ def holding_split(attention: Any, x: Tensor, B: int, T: int) -> tuple[Tensor, Te
 
 
 def holding_forward(decoder: Any, idx: Tensor, labels: Tensor, loss_of: Any) -> Tensor:
-    """A forward pass whose output holds them until the loss is there."""
+    """Run a forward pass whose output holds them until the loss is made."""
     HELD.append([])
     states = decoder.states(idx)
     loss = loss_of(decoder.head(states), labels)

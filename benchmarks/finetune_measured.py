@@ -34,7 +34,6 @@ KINDS = {"peak_allocated_bytes": "peak", "nvidia_smi_bytes": "nvidia-smi", "toke
 
 
 def facts_for(name: str) -> ModelFacts:
-    """Those of a preset, or of a config that the file has."""
     own = PUBLISHED["configs"].get(name)
     found = facts_of(own["config"]) if own else find_source(name).facts
     assert found is not None
@@ -42,7 +41,7 @@ def facts_for(name: str) -> ModelFacts:
 
 
 def predicted(row: dict[str, Any]) -> float:
-    """Allocated bytes at the peak, bytes on the card, or tokens a second, whichever the row measured."""
+    """Return allocated bytes at the peak, bytes on the card, or tokens per second, whichever the row measured."""
     facts, tune, gpu = facts_for(row["model"]), FineTune.model_validate(row["options"]), find_gpu(row["gpu"])
     if row["kind"] == "tokens_per_s":
         found = step_s(facts, tune, gpu)
@@ -52,17 +51,16 @@ def predicted(row: dict[str, Any]) -> float:
     if row["kind"] == "peak_allocated_bytes":
         return memory.worst.allocated_bytes
     assert gpu.memory_bytes is not None
-    return min(memory.needed_bytes, gpu.memory_bytes)  # at the card's end the allocator gives back what it caches
+    return min(memory.needed_bytes, gpu.memory_bytes)  # at the card's end the allocator releases its cache
 
 
 def as_planned(row: dict[str, Any]) -> dict[str, Any]:
-    """The row with the options that a plan of it has: unsloth's functions, as they are today, where the run had kernels
-    that came from it."""
+    """Return the row with a plan's options: the current unsloth's functions where the run had kernels from it."""
     return {**row, "options": {**row["options"], "unsloth": "unsloth" in row["kernels"]}}
 
 
 def why_planned(row: dict[str, Any]) -> str:
-    """In what the code of a row differs most from what its plan is of."""
+    """Return the main difference between a row's code and its plan's."""
     facts, unsloth = facts_for(row["model"]), "unsloth" in row["kernels"]
     if row["code"] == "torchtune":
         return "torchtune's own model"
@@ -80,7 +78,7 @@ def why_planned(row: dict[str, Any]) -> str:
 
 
 def in_range(row: dict[str, Any]) -> bool:
-    """Whether the measured time, or what nvidia-smi showed, lies in the range that a plan gives."""
+    """Return whether the measured time, or nvidia-smi's figure, is in the plan's range."""
     facts, tune, gpu = facts_for(row["model"]), FineTune.model_validate(row["options"]), find_gpu(row["gpu"])
     if row["kind"] == "nvidia_smi_bytes":
         low, _, high = FineTuneLedger(facts, tune, gpu).judged(gpu.memory_bytes, gpu.memory_bytes).neediest.needed_span
@@ -90,14 +88,14 @@ def in_range(row: dict[str, Any]) -> bool:
 
 
 def refused(row: dict[str, Any]) -> bool:
-    """Whether a plan says that the run does not fit, which it did."""
+    """Return whether a plan does not fit, although the run did."""
     gpu = find_gpu(row["gpu"])
     ledger = FineTuneLedger(facts_for(row["model"]), FineTune.model_validate(row["options"]), gpu)
     return ledger.judged(gpu.memory_bytes, gpu.memory_bytes).verdict == "does_not_fit"
 
 
 def replaced(row: dict[str, Any]) -> Iterator[tuple[Any, str, Any]]:
-    """(whose, name, what it was in the code that ran)."""
+    """Yield (owner, name, replacement in the code that ran)."""
     if not row["code"].startswith("transformers 4"):
         return
     model_type, fast = facts_for(row["model"]).model_type, row["kernels"] != "none"
@@ -122,7 +120,9 @@ def replaced(row: dict[str, Any]) -> Iterator[tuple[Any, str, Any]]:
 
 
 def prepared_by_trl(own: Any) -> Any:
-    """What peft makes fp32, of which TRL 0.13 makes all but norms and adapters bf16 (peft_module_casting_to_bf16)."""
+    """Prepare as TRL 0.13 does: what peft makes fp32 is bf16, but for norms and adapters
+    (peft_module_casting_to_bf16).
+    """
 
     def prepare(program: Program, model: Any) -> None:
         own(program, model)
@@ -135,7 +135,7 @@ def prepared_by_trl(own: Any) -> Any:
 
 @contextmanager
 def as_run(row: dict[str, Any]) -> Iterator[None]:
-    """The estimate runs the code of the row."""
+    """Let the estimate run the code of the row."""
     with ExitStack() as stack:
         for whose, name, what in replaced(row):
             stack.enter_context(patch.object(whose, name, what))

@@ -37,7 +37,6 @@ CARD = "RTX 4090"
 
 
 def right(*, quick: bool) -> list[dict[str, Any]]:
-    """Small runs, traced and done."""
     found = []
     for family in FAMILIES[:2] if quick else FAMILIES:
         for method in METHODS:
@@ -55,7 +54,6 @@ def right(*, quick: bool) -> list[dict[str, Any]]:
 
 
 def fast(*, quick: bool) -> list[dict[str, Any]]:
-    """Published models, traced on a card with an empty cache."""
     gpu, found = find(CARD), []
     for name in PUBLISHED[:1] if quick else PUBLISHED:
         source = source_of(dict(models()[name].config), name)

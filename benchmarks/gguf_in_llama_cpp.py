@@ -34,7 +34,7 @@ from foretrain.runs.folder import RunDirectory
 from foretrain.training import checkpoint
 from foretrain.training.exports.forms import GGUF_TYPES
 
-# No part of the development set: what compiles for minutes, and what may not be there yet.
+# Not in the development set: it compiles for minutes, and may be missing.
 llama_cpp: Any = importlib.import_module("llama_cpp")
 gguf: Any = importlib.import_module("gguf")
 
@@ -90,13 +90,12 @@ def compared(found: np.ndarray, expected: np.ndarray) -> dict[str, float]:
 
 
 def texts() -> list[str]:
-    """Hard ones, and pieces of source files."""
     source = Path(os.__file__).read_text("utf-8") + Path(json.__file__).read_text("utf-8")
     return [*HARD, *(source[at : at + 500] for at in range(0, 40_000, 500))]
 
 
 def other_tokens(model: Any, words: Any, wanted: list[str]) -> list[str]:
-    """Those of the texts that llama.cpp cuts into other tokens."""
+    """Return the texts that llama.cpp tokenizes otherwise."""
     return [t for t in wanted if model.tokenize(t.encode(), add_bos=True) != list(words.encode(t.encode()))]
 
 
@@ -133,7 +132,9 @@ def of_run(name: str, changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def greedy(model: Any, ours: Any, begin: list[int]) -> bool:
-    """Whether 64 tokens, each the most probable one, are the same; llama.cpp with its KV cache, ours without one."""
+    """Return whether 64 tokens, each the most probable one, are the same; llama.cpp with its KV cache, ours without
+    one.
+    """
     left, right = list(begin), list(begin)
     model.reset()
     model.eval(left)
@@ -145,7 +146,7 @@ def greedy(model: Any, ours: Any, begin: list[int]) -> bool:
 
 
 def quantized(folder: Path) -> Path:
-    """The file that `llama-quantize model-f16.gguf model-Q4_K_M.gguf Q4_K_M` makes."""
+    """Return the file that `llama-quantize model-f16.gguf model-Q4_K_M.gguf Q4_K_M` makes."""
     wanted = llama_cpp.llama_model_quantize_default_params()
     wanted.ftype, wanted.nthread = llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_M, 1
     made = folder / "model-Q4_K_M.gguf"
@@ -162,7 +163,7 @@ def silenced() -> Iterator[None]:
 
 
 def rule(cuts: list[Any], own: bool, whole_words: bool) -> Tokenizer:
-    """A BPE of its own over the standard library's source, with another rule that cuts text into words."""
+    """Train a BPE on the standard library's source with another pre-tokenizer pattern."""
     made = Tokenizer(models.BPE(ignore_merges=whole_words))
     level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=own)
     made.pre_tokenizer = pre_tokenizers.Sequence([*cuts, level])
@@ -176,7 +177,7 @@ def rule(cuts: list[Any], own: bool, whole_words: bool) -> Tokenizer:
 
 
 def pieces() -> JsonTokenizer:
-    """A BPE with bytes to fall back on, in which every way to make a token is a merge, as Llama 2's."""
+    """Train a BPE with byte fallback in which every way to make a token is a merge, as Llama 2's."""
     made = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     made.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
     single = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -198,7 +199,7 @@ def pieces() -> JsonTokenizer:
 
 
 def rules() -> dict[str, list[str]]:
-    """{llama.cpp's name of a rule or of a kind of vocabulary: texts that it cuts into other tokens than ours}."""
+    """Return {llama.cpp's name of a rule or of a kind of vocabulary: texts that it tokenizes otherwise}."""
 
     def split(pattern: str) -> Any:
         return pre_tokenizers.Split(Regex(pattern), "isolated")

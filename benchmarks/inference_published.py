@@ -32,7 +32,6 @@ LLAMA_2_70B: dict[str, Any] = {
 
 
 def model_named(name: str) -> ModelFacts:
-    """The model of a row."""
     source = preset_source(name)
     facts = source.facts if source else facts_of(LLAMA_2_70B)
     assert facts is not None, name
@@ -40,7 +39,7 @@ def model_named(name: str) -> ModelFacts:
 
 
 def predicted(row: dict[str, str]) -> float:
-    """Tokens per second of a row's question: at the context that it has in the middle of what is generated."""
+    """Return tokens per second of a row's question, at the context in the middle of the generated text."""
     model, gpu = model_named(row["model"]), find(row["gpu"])
     prompt, generated = int(row["prompt"]), int(row["generated"])
     asked, engine = resolved(row["model"], model, asked_in(row, prompt + generated, max(1, prompt)), gpu)
@@ -62,14 +61,12 @@ def asked_in(row: dict[str, str], context: int, prompt: int, batch: int | None =
 
 
 def predicted_prompt(row: dict[str, str]) -> float:
-    """Tokens per second of reading a prompt of a row's length."""
     model, gpu, tokens = model_named(row["model"]), find(row["gpu"]), int(row["read"])
     asked, engine = resolved(row["model"], model, asked_in(row, tokens, tokens, 1), gpu)
     return tokens / prompt_s(model, asked, engine, gpu)
 
 
 def compared(rows: list[dict[str, str]]) -> list[dict[str, Any]]:
-    """Each row with what is predicted and how far that is off."""
     found = []
     for row in rows:
         made, published = predicted(row), float(row["tokens_per_s"])
@@ -84,7 +81,7 @@ def compared(rows: list[dict[str, str]]) -> list[dict[str, Any]]:
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """{generated or read, use, engine: how many rows, how many within 15 %, mean and largest distance}."""
+    """Return {generated or read, use, engine: how many rows, how many within 15%, mean and largest distance}."""
     found = {}
     for use in USES:
         for engine in ("llama.cpp", "pytorch"):
@@ -99,7 +96,6 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 
 def main() -> None:
-    """Compare, print and write."""
     out = arguments("inference_published", str(__doc__)).out
     with ROWS.open(encoding="utf-8", newline="") as file:
         rows = compared(list(csv.DictReader(file)))

@@ -1,9 +1,9 @@
-"""The memory ledger against PyTorch's real CPU allocator, phase by phase, on a list of configs.
+"""The memory estimate against PyTorch's real CPU allocator, phase by phase, on a list of configs.
 
-    python benchmarks/ledger_against_allocator.py
+python benchmarks/ledger_against_allocator.py
 
-Each config trains two steps and evaluates twice under PyTorch's profiler; the peak of the allocator's live blocks
-is measured. The ledger knows only the config. Errors are signed: predicted / measured - 1.
+Each config trains two steps and evaluates twice under PyTorch's profiler; the peak of the allocator's live blocks is
+measured. The estimate knows only the config. Errors are signed: predicted / measured - 1.
 """
 
 from statistics import median
@@ -47,7 +47,6 @@ CONFIGS: list[tuple[str, dict[str, object]]] = [
 
 
 def measure(config: RunConfig, dtype: torch.dtype) -> dict[str, int]:
-    """Peak bytes of the CPU allocator in each phase."""
     device = torch.device("cpu")
     state, meter = build(config, device, dtype, compile=config.compile), Meter(device)
     eval_shape, train_shape = (config.eval_batch, config.eval_block), (config.batch_size, config.block_size)

@@ -39,14 +39,14 @@ from foretrain.training import starting
 from foretrain.training.device import Placement, keep_memory, place
 from foretrain.training.starting import Chosen
 
-# Compiled it is not quicker there (against_nanogpt.py).
+# Compiled it is not faster there (against_nanogpt.py).
 SKIP = {"6x384": "nanoGPT compiled", "124M": "nanoGPT compiled"}
 ROUNDS = {"4x128": 8, "6x384": 5, "124M": 2}
 PROFILED_STEPS = {"4x128": 10, "6x384": 3, "124M": 1}
 
 
 def measured_peaks(placement: Placement) -> Peaks:
-    """Of this device, in the dtypes that it is calibrated for."""
+    """Measure this device's peaks in its calibrated dtypes."""
     dtypes = calibrate.usual_dtypes(placement.device, quick=False)
     return peaks.measure(placement.device, dtypes, timer.timer(placement.device))
 
@@ -56,7 +56,7 @@ def tell(what: str) -> None:
 
 
 def shares(row: dict[str, Any], found: StepOperations, limits: dict[str, StepLimit]) -> dict[str, Any]:
-    """What a contestant's step is of its limits, and its groups beside theirs."""
+    """Return a contestant's step as shares of its limits, and its groups beside theirs."""
     own, step_s = limits[row["dtype"]], row["step_s"]
     best = min(limits.values(), key=lambda limit: limit.limit_s)
     at_limit = {group.group: group.limit_s for group in own.groups}
@@ -72,17 +72,16 @@ def shares(row: dict[str, Any], found: StepOperations, limits: dict[str, StepLim
 
 
 def as_trained(config: RunConfig, placement: Placement, row: dict[str, Any]) -> bool:
-    """Would `foretrain train` run it so? Short runs are not compiled."""
+    """Return whether `foretrain train` would run it so. Short runs are not compiled."""
     return row["name"] == "foretrain" and row["compiled"] == (
         starting.spared_compiling(Chosen(config, placement), set()).placement.compiled
     )
 
 
 def one_model(model: Model, end: float) -> dict[str, Any]:
-    """Every contestant of one model."""
     config = RunConfig.model_validate({**RECIPE, **model.knobs, "device": "cpu"})
     placement, info = place(config), prepare_built_in(config)
-    long = config.model_copy(update={"max_iters": 10**7})  # so that foretrain measures what to choose
+    long = config.model_copy(update={"max_iters": 10**7})  # so that foretrain measures its choices
     tell(f"{model.name}: peaks")
     before = measured_peaks(placement)
     all = [
@@ -117,7 +116,7 @@ def _limit(config: RunConfig, placement: Placement, dtype: Dtype, found: Peaks) 
 
 
 def cards() -> list[dict[str, Any]]:
-    """Runs on cards whose calibration was recorded, against its limit."""
+    """Return runs on cards with a recorded calibration, against its limit."""
     speed = json.loads((RESULTS / "gpu_h100_speed.json").read_text("utf-8"))
     gpu = find(speed["gpu"])
     found = peaks_of(Calibration.model_validate(speed["calibration"]))
@@ -135,7 +134,7 @@ def cards() -> list[dict[str, Any]]:
 
 
 def _card_row(row: dict[str, Any], gpu: Any, found: Peaks) -> dict[str, Any]:
-    """One of them; without a limit where the recorded calibration has no peak for it."""
+    """Return one of them; without a limit where the recorded calibration has no peak for it."""
     config = RunConfig.model_validate(row["knobs"])
     limit = limit_of(StepSpec.of(config, gpu, dtype=row["dtype"], compiled=row["compiled"]), found)
     kept = {key: row[key] for key in ("name", "knobs", "dtype", "step", "compiled", "step_s")}
@@ -156,7 +155,7 @@ def main() -> None:
     known = json.loads(args.out.read_text("utf-8")) if args.out.exists() else {"models": []}
     known["cards"] = cards()
     if not args.cards:
-        os.environ["FORETRAIN_CACHE"] = tempfile.mkdtemp()  # what foretrain chooses is measured here and now
+        os.environ["FORETRAIN_CACHE"] = tempfile.mkdtemp()  # foretrain's choices are measured here
         keep_memory()  # as `foretrain train` does; it serves both sides
         show_compiled_kernels()
         for model in (model for model in [*MODELS, TINY] if model.name in args.only):
@@ -168,12 +167,10 @@ def main() -> None:
 
 
 def key(found: dict[str, Any]) -> tuple[str, str]:
-    """What there is one result of: a machine and a model."""
     return found["machine"]["device"], found["model"]
 
 
 def keep(path: Path, known: dict[str, Any]) -> None:
-    """All that is known, by machine, in the order of the models."""
     order = [model.name for model in [*MODELS, TINY]]
     known["models"].sort(key=lambda each: (each["machine"]["device"], order.index(each["model"])))
     path.write_text(json.dumps({"what": (__doc__ or "").splitlines()[0], **known}, indent=1) + "\n", "utf-8")

@@ -24,18 +24,18 @@ from foretrain.training.device import TORCH_DTYPES
 
 
 class Contestant(Protocol):
-    """Something that trains: `step(n)` does optimizer step n and gives its loss."""
+    """Something that trains: `step(n)` does optimizer step n and returns its loss."""
 
     def step(self, number: int) -> float: ...
 
 
 def tokens_like_text(draw: np.random.Generator, count: int) -> np.ndarray:
-    """So many ids of a vocabulary of 50,304, uint16: their logarithms are uniform, so few are frequent and many rare."""
+    """Draw ids of a vocabulary of 50,304, uint16, with uniform logarithms: few are frequent and many rare."""
     return np.minimum(50304 ** draw.random(count), 50303).astype(np.uint16)
 
 
 class Foretrain:
-    """foretrain's own step (model/step.py), fed as its trainer feeds it. `take`: what does a step."""
+    """foretrain's own step (model/step.py), fed as its trainer feeds it. `take`: runs a step."""
 
     def __init__(
         self, config: RunConfig, device: torch.device, dtype: str, info: DatasetInfo, *, compiled: bool
@@ -92,7 +92,7 @@ class NanoGptTraining:
         self.logits: Any = None
 
     def batch(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The next micro-batch of the rows that foretrain draws, read as nanoGPT reads."""
+        """Return the next micro-batch of foretrain's rows, read as nanoGPT reads."""
         c = self.config
         if not self.rows:
             count, positions = c.batch_size * c.gradient_accumulation_steps, self.info.train_tokens - c.block_size

@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x·cos + (-second half, first half)·sin, each a kernel."""
+    """Return x·cos + (-second half, first half)·sin, each a kernel."""
     first, second = x.split(x.shape[-1] // 2, dim=-1)
     return x * cos + torch.cat((-second, first), -1) * sin
 

@@ -1,8 +1,8 @@
-"""Steps of other programs as operations, at the plan's rates: what `foretrain plan` has no option for.
+"""Steps of other programs as operations, at the plan's rates: those that `foretrain plan` has no option for.
 
-A case of published_logs.json names in `program` how its model and optimizer differ from nanoGPT's. Widths, products,
+A case of published_logs.json names in `program` how its model and optimizer differ from nanoGPT's. Widths, matmuls,
 attention and optimizer are exact; kernels are those that other_model.py runs, fused where the step is compiled. No
-constant stands here for a speed.
+constant here is a speed.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ class Program:
     attention_width: int = 0  # heads x their width, where that is not the model's width
     kv_width: int = 0
     d_ff: int = 0
-    gated: bool = False  # SwiGLU: three products in the feed-forward part
+    gated: bool = False  # SwiGLU: three matmuls in the feed-forward part
     separate_qkv: bool = False
     rotary: bool = False
     written_attention: bool = False
@@ -39,7 +39,7 @@ class Program:
         return cls(**case["program"])
 
     def layers(self, C: int) -> Iterator[tuple[int, int]]:
-        """(outputs, inputs) of a block's linear layers, in a model of this width."""
+        """Yield (outputs, inputs) of a block's linear layers, in a model of this width."""
         wide = self.attention_width or C
         kv, ff = self.kv_width or wide, self.d_ff or 4 * C
         yield from ((wide, C), (kv, C), (kv, C)) if self.separate_qkv or kv != wide else ((3 * wide, C),)
@@ -49,8 +49,9 @@ class Program:
 
 
 def _optimizer(way: MicroBatchRun, program: Program) -> Iterator[Operation]:
-    """AdamW over all parameters at 16 and 12 bytes each in fp32, half of that in half precision; Muon's products. The
-    sums of micro-batches' gradients before it."""
+    """Yield the sums of micro-batches' gradients, then AdamW over all parameters at 16 and 12 bytes each in fp32, half
+    of that in half precision; Muon's matmuls.
+    """
     ops = OperationList(way)
     shape = ops.shape
     layers = list(program.layers(shape.n_embd))
@@ -73,14 +74,13 @@ def _optimizer(way: MicroBatchRun, program: Program) -> Iterator[Operation]:
 
 
 def micro_batch(way: MicroBatchRun, program: Program) -> list[Operation]:
-    """Forward and backward pass of one micro-batch."""
     model = programs.load("other_model").OtherGPT
     attention = "written" if program.written_attention else ""
     return recorded_ops.micro_batch(way, lambda config: model(config, program, way.spec.step), attention)
 
 
 def expected_s(case: dict[str, Any], config: RunConfig, gpu: Gpu, way: MicroBatchRun) -> float:
-    """Seconds of the step, as time.py adds operations up."""
+    """Return seconds of the step, added up as in time.py."""
     program = Program.of(case)
     if program.half_weights:
         config = config.model_copy(update={"master_weights": True})

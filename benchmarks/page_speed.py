@@ -34,7 +34,6 @@ STOPS = 12  # of each slider
 
 
 def start(folder: str) -> tuple[subprocess.Popen[str], int, str]:
-    """(server, port, token)."""
     process = subprocess.Popen(
         [sys.executable, "-m", "foretrain", "serve", "--json"], stdout=subprocess.PIPE, text=True, cwd=folder
     )
@@ -44,15 +43,12 @@ def start(folder: str) -> tuple[subprocess.Popen[str], int, str]:
 
 
 class Client:
-    """One kept connection, as a browser has."""
-
     def __init__(self, port: int, token: str) -> None:
         self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         self.headers = {"X-Foretrain-Token": token, "Origin": f"http://127.0.0.1:{port}",
                         "Content-Type": "application/json", "Accept-Encoding": "gzip"}  # fmt: skip
 
     def ask(self, method: str, path: str, body: object = None) -> tuple[float, int, int]:
-        """(seconds, status, bytes)."""
         began = time.perf_counter()
         self.connection.request(method, path, json.dumps(body) if body is not None else None, self.headers)
         answer = self.connection.getresponse()
@@ -61,7 +57,7 @@ class Client:
 
 
 def drag(client: Client, preset: str) -> tuple[list[float], int]:
-    """(seconds of each answer with a plan, how many values were answered with a sentence instead)."""
+    """Return (seconds of each answer with a plan, how many values were answered with a sentence instead)."""
     times, refused = [], 0
     for field in fields():
         stops = field["stops"]
@@ -84,7 +80,7 @@ def resident_bytes(pid: int) -> int | None:
 
 
 def processor_s(pid: int) -> float:
-    """Processor time that the server has taken, which other work on the machine changes little. Linux."""
+    """Return the server's processor time, which other work changes little. Linux."""
     ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
     return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
 
@@ -124,10 +120,8 @@ def served() -> dict[str, Any]:
     }
 
 
-# -- the static site -----------------------------------------------------------------------------------------
-
 ROOT = Path(__file__).parent.parent
-# Every slider to every n-th stop; what is timed ends when the answer to the change is on the page.
+# Moves every slider to every n-th stop; timing ends when the answer is on the page.
 DRAG = """async stops => {
   const results = document.querySelector(".results"), times = [];
   const drawn = () => new Promise(resolve => {
@@ -155,7 +149,7 @@ DRAG = """async stops => {
 
 
 class Host(SimpleHTTPRequestHandler):
-    """Files as most hosts send them. `sent`: which, so far."""
+    """Serves files as most hosts do. `sent`: which, so far."""
 
     sent: ClassVar[set[Path]] = set()
 
@@ -168,7 +162,6 @@ class Host(SimpleHTTPRequestHandler):
 
 
 def first_visit(page: Any, link: str) -> dict[str, float]:
-    """Seconds from opening the site to each of its moments."""
     began = time.perf_counter()
     found = {}
     page.goto(link)
@@ -184,7 +177,7 @@ def first_visit(page: Any, link: str) -> dict[str, float]:
 
 
 def sizes(sent: set[Path]) -> dict[str, int]:
-    """Bytes of a first visit, as they are and as a host sends them that packs what can be packed."""
+    """Return bytes of a first visit, uncompressed and compressed."""
     files = [path / "index.html" if path.is_dir() else path for path in sent if path.exists()]
     plain = [path for path in files if path.suffix in (".zip", ".picture")]
     packed = [path for path in files if path not in plain]

@@ -30,7 +30,7 @@ KNOBS: dict[str, Any] = {
     "gradient_accumulation_steps": 1, "learning_rate": 2e-3, "min_lr": 2e-4, "max_iters": STEPS, "lr_decay_iters": STEPS,
     "warmup_iters": 20, "dataset": "python-stdlib", "tokenizer": "byte", "device": "cpu", "compile": False,
 }  # fmt: skip
-# (name, dtype, knobs, all three products in INT8)
+# (name, dtype, options, all three matmuls in INT8)
 RUNS: list[tuple[str, torch.dtype, dict[str, Any], bool]] = [
     ("float32", torch.float32, {}, False),
     ("bfloat16", torch.bfloat16, {}, False),
@@ -43,7 +43,7 @@ RUNS: list[tuple[str, torch.dtype, dict[str, Any], bool]] = [
 
 
 def agreement(state: TrainState, tokens: TokenFile) -> dict[str, float] | None:
-    """Of the run's arithmetic with bfloat16's, on its own weights; None where they are the same."""
+    """Compare the run's arithmetic with bfloat16's, on its own weights; None where they are the same."""
     if not layers(state.model):
         return None
     c = state.config
@@ -55,7 +55,6 @@ def agreement(state: TrainState, tokens: TokenFile) -> dict[str, float] | None:
 
 
 def run(name: str, dtype: torch.dtype, knobs: dict[str, Any], all_three: bool) -> dict[str, Any]:
-    """Train one, and what came of it."""
     config = RunConfig.model_validate({**KNOBS, **knobs})
     info = prepare_built_in(config)
     files = {split: TokenFile(info, split, config.vocab_size) for split in ("train", "val")}

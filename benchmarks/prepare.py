@@ -60,11 +60,7 @@ _DOCS = Path("/usr/share/doc")
 _encoding: Any = None
 
 
-# -- the source --------------------------------------------------------------------------------------------
-
-
 def originals() -> Iterator[str]:
-    """Text of this machine, file by file."""
     places = [(Path(sysconfig.get_paths()["stdlib"]), "*.py"), (_DOCS, "*")]
     for folder, pattern in places:
         for path in sorted(folder.rglob(pattern)) if folder.is_dir() else ():
@@ -76,7 +72,7 @@ def originals() -> Iterator[str]:
 
 
 def make_source(path: Path, size: int) -> None:
-    """JSON lines of `size` bytes; no two documents are the same."""
+    """Write JSON lines of `size` bytes; no two documents are the same."""
     texts, made, chance = list(originals()), 0, random.Random(0)
     staging = path.with_suffix(".part")
     with staging.open("w", encoding="utf-8") as file:
@@ -95,17 +91,12 @@ def make_source(path: Path, size: int) -> None:
 
 
 def documents(path: Path) -> Iterator[str]:
-    """The texts of the source."""
     with path.open("r", encoding="utf-8") as file:
         for line in file:
             yield json.loads(line)["text"]
 
 
-# -- the ways ----------------------------------------------------------------------------------------------
-
-
 def load_encoding(folder: str) -> None:
-    """The tokenizer of a worker."""
     global _encoding
     from foretrain.data.tokenizer import TiktokenTokenizer
 
@@ -113,7 +104,7 @@ def load_encoding(folder: str) -> None:
 
 
 def bare(source: str, part: int, parts: int, folder: str) -> tuple[int, float, float]:
-    """(tokens, seconds, processor seconds) of tokenizing every parts-th document; reading is not counted."""
+    """Return (tokens, seconds, processor seconds) of tokenizing every parts-th document; reading is not counted."""
     load_encoding(folder)
     tokens, spent, processor = 0, 0.0, 0.0
     held: list[str] = []
@@ -135,12 +126,12 @@ def bare(source: str, part: int, parts: int, folder: str) -> tuple[int, float, f
 
 
 def ids_of(text: str) -> list[int]:
-    """As both scripts have it: ids and the separator, a list."""
+    """Return ids and the separator as a list, as both scripts do."""
     return [*_encoding.encode_ordinary(text), _encoding.eot_token]
 
 
 def array_of(text: str) -> np.ndarray:
-    """its worker: uint16 ids of a document."""
+    """Return uint16 ids of a document, in its worker."""
     ids = np.array(ids_of(text))
     assert (ids >= 0).all()
     assert (ids < 2**16).all()
@@ -148,7 +139,7 @@ def array_of(text: str) -> np.ndarray:
 
 
 def nanogpt(source: Path, out: Path, folder: str, cores: int) -> int:
-    """All documents mapped, then one memmap."""
+    """Map all documents, then write one memmap."""
     with get_context("spawn").Pool(cores, load_encoding, (folder,)) as pool:
         made = pool.map(ids_of, list(documents(source)), chunksize=64)
     total = sum(len(ids) for ids in made)
@@ -162,7 +153,7 @@ def nanogpt(source: Path, out: Path, folder: str, cores: int) -> int:
 
 
 def llm_c(source: Path, out: Path, folder: str, cores: int) -> int:
-    """One document at a time from a pool, into an array of a shard."""
+    """Take one document at a time from a pool, into an array of a shard."""
     held, filled, shards, total = np.empty(SHARD_TOKENS, dtype=np.uint16), 0, 0, 0
     with get_context("spawn").Pool(cores, load_encoding, (folder,)) as pool:
         for ids in pool.imap(array_of, documents(source), chunksize=16):
@@ -179,7 +170,7 @@ def llm_c(source: Path, out: Path, folder: str, cores: int) -> int:
 
 
 def llm_c_file(path: Path, ids: np.ndarray) -> None:
-    """A header of 256 int32, then the ids."""
+    """Write a header of 256 int32, then the ids."""
     header = np.zeros(256, dtype=np.int32)
     header[:3] = 20240520, 1, len(ids)
     with path.open("wb") as file:
@@ -188,7 +179,7 @@ def llm_c_file(path: Path, ids: np.ndarray) -> None:
 
 
 def make_parts(source: Path, parts: int) -> None:
-    """The source as one file for each of datatrove's tasks."""
+    """Split the source into one file for each of datatrove's tasks."""
     folder = source.with_suffix(".parts")
     if folder.exists():
         return
@@ -208,11 +199,8 @@ def make_parts(source: Path, parts: int) -> None:
     staging.rename(folder)
 
 
-# -- measuring ---------------------------------------------------------------------------------------------
-
-
 def tree_rss_bytes(root: int) -> int:
-    """Resident bytes of a process and all below it; shared pages are counted once for each, so it is an upper bound."""
+    """Return resident bytes of a process tree, an upper bound as shared pages count once for each."""
     children: dict[int, list[int]] = {}
     sizes: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
@@ -232,7 +220,7 @@ def tree_rss_bytes(root: int) -> int:
 
 
 def processor_time() -> tuple[float, float]:
-    """(seconds that all cores were busy or taken away, seconds of what was started here and has ended)."""
+    """Return (seconds that all cores were busy or stolen, seconds of ended children)."""
     user, nice, system, _, _, irq, soft, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
     own = resource.getrusage(resource.RUSAGE_CHILDREN)
     busy = (user + nice + system + irq + soft + steal) / os.sysconf("SC_CLK_TCK")
@@ -240,7 +228,7 @@ def processor_time() -> tuple[float, float]:
 
 
 def watched(command: list[str], stdin: Any = None) -> tuple[str, float, int]:
-    """(stdout, seconds, peak bytes of the process tree, asked ten times a second)."""
+    """Return (stdout, seconds, peak bytes of the process tree, polled ten times per second)."""
     start, peak, over = time.perf_counter(), 0, threading.Event()
     process = subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE, text=True)
 
@@ -260,7 +248,7 @@ def watched(command: list[str], stdin: Any = None) -> tuple[str, float, int]:
 
 
 def one(way: str, source: Path, work: Path, cores: int) -> None:
-    """A way in this process; prints its tokens (and, of the bare tokenizer, its seconds) as JSON."""
+    """Run a variant in this process; print its tokens (and, of the bare tokenizer, its seconds) as JSON."""
     folder, out = str(work / "tokenizer"), work / f"out-{way}"
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir()
@@ -279,7 +267,6 @@ def one(way: str, source: Path, work: Path, cores: int) -> None:
 
 
 def foretrain_run(source: str, work: Path, cores: int, tokenizer: str = "bench", stdin: Any = None) -> dict[str, Any]:
-    """`foretrain prepare` from its start to its index."""
     out = work / "out-foretrain"
     shutil.rmtree(out, ignore_errors=True)
     command = [sys.executable, "-c", RUN, source, str(out), str(work / "tokenizer"), str(cores), tokenizer]
@@ -288,7 +275,7 @@ def foretrain_run(source: str, work: Path, cores: int, tokenizer: str = "bench",
     return {"tokens": json.loads(output)["tokens"], "wall_s": wall_s, "peak_bytes": peak}
 
 
-# The engine with a tokenizer that is in no list of tiktoken's: put into its registry, as a plugin would.
+# The engine with a tokenizer that is not in tiktoken's list, registered as a plugin would.
 RUN = """
 import sys, json, tiktoken.registry
 from pathlib import Path
@@ -303,7 +290,7 @@ print(json.dumps({"tokens": done.tokens}))
 """
 
 
-# datatrove's own reader and tokenizer in its own local executor, in a Python that need not have foretrain.
+# datatrove's own reader, tokenizer and local executor, in a Python that may lack foretrain.
 DATATROVE = """
 import json, sys, time
 from pathlib import Path
@@ -323,7 +310,7 @@ if __name__ == "__main__":
 
 
 def measure(way: str, source: Path, work: Path, cores: int, datatrove: str) -> dict[str, Any]:
-    """tokens, wall_s, processor_s, peak_bytes, and which share of all cores others had meanwhile."""
+    """Return tokens, wall_s, processor_s, peak_bytes, and other programs' share of all cores."""
     start, (busy, own) = time.perf_counter(), processor_time()
     if way == "foretrain":
         found = foretrain_run(str(source), work, cores)
@@ -345,7 +332,7 @@ def measure(way: str, source: Path, work: Path, cores: int, datatrove: str) -> d
 
 
 def make_tokenizer(work: Path, source: Path) -> None:
-    """A BPE of GPT-2's size from 16 MB of the source, as tiktoken has it."""
+    """Train a BPE of GPT-2's size on 16 MB of the source, for tiktoken."""
     import tiktoken
 
     from foretrain.data.hf_tokenizer import byte_characters
@@ -376,7 +363,8 @@ def make_tokenizer(work: Path, source: Path) -> None:
 
 
 def summary(rounds: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For each size and way: median and range, of tokens/s in quiet rounds, and against bare in the same round.
+    """Return for each size and variant median and range, of tokens/s in quiet rounds, and against bare in the same
+    round.
 
     Processor time does not depend on who else waits for the cores, so all rounds count there.
     """
@@ -399,17 +387,13 @@ def summary(rounds: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def spread_of(values: list[float]) -> list[float] | None:
-    """[median, smallest, largest]."""
     return [statistics.median(values), min(values), max(values)] if values else None
 
-
-# -- a long source ------------------------------------------------------------------------------------------
 
 TOKENIZERS = ("bench", "byte")
 
 
 def generate(size: int) -> None:
-    """`size` bytes of JSON lines on stdout."""
     bodies, held = [], 0
     for text in originals():
         bodies.append(json.dumps(text)[1:].encode() + b"}\n")
@@ -428,14 +412,13 @@ def generate(size: int) -> None:
 
 
 def emptied(folder: Path, over: threading.Event) -> None:
-    """Delete shards that are complete."""
+    """Delete complete shards."""
     while not over.wait(0.2):
         for path in folder.glob("*-*.bin"):
             path.unlink(missing_ok=True)
 
 
 def measure_stream(size: str, tokenizer: str, work: Path, cores: int) -> dict[str, Any]:
-    """One pass."""
     place = Path(tempfile.mkdtemp(prefix="bench-prepare-", dir="/dev/shm" if Path("/dev/shm").is_dir() else work))
     (place / "tokenizer").symlink_to((work / "tokenizer").resolve())
     source = subprocess.Popen([sys.executable, __file__, "--generate", str(parse_bytes(size))], stdout=subprocess.PIPE)
@@ -465,7 +448,7 @@ def measure_stream(size: str, tokenizer: str, work: Path, cores: int) -> dict[st
 
 
 def slopes(passes: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of each tokenizer's passes: how seconds and peak bytes grow with size (1: linear, 0: constant)."""
+    """Return for each tokenizer how seconds and peak bytes grow with size (1: linear, 0: constant)."""
     made = []
     for tokenizer in TOKENIZERS:
         own = [p for p in passes if p["tokenizer"] == tokenizer]
@@ -478,7 +461,7 @@ def slopes(passes: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def kept_lines(kept: Path, line: dict[str, Any] | None = None) -> list[dict[str, Any]]:
-    """Return what was measured so far, with one more."""
+    """Return earlier measurements, with one more."""
     if line:
         print(line, flush=True)
         with kept.open("a", encoding="utf-8") as file:

@@ -1,9 +1,9 @@
-"""The logged RTX 4070 runs, traced: case A against nvidia-smi, case C with the place where it dies.
+"""The logged RTX 4070 runs, traced: case A against nvidia-smi, case C with the place where it runs out of memory.
 
-    python benchmarks/real_cases.py
+python benchmarks/real_cases.py
 
 The facts are those of examples/real-cases: A's process held 4,464 MiB; C ran out of memory on 12 GB with a desktop of
-about 2.1 GB. Everything else here is predicted; which torch the owner had is not known.
+about 2.1 GB. Everything else here is predicted; the owner's torch is unknown.
 """
 
 import os
@@ -29,7 +29,7 @@ GPU = find("RTX 4070")
 
 
 def case_a() -> dict[str, Any]:
-    """Reserved and context of nanoGPT's compiled step against the log; eager by its tensors alone."""
+    """Compare reserved and context of nanoGPT's compiled step with the log; eager by its tensors alone."""
     config = resolve(["examples/real-cases/a.py"]).config
     forecast = traced(plan(config, GPU))
     found = forecast.memory_of("nanogpt")
@@ -44,7 +44,9 @@ def case_a() -> dict[str, Any]:
 
 
 def case_c(compiled: bool, others: int) -> dict[str, Any]:
-    """Where nanoGPT's step dies beside so much, for the published contexts, and from how much on it lives."""
+    """Return where nanoGPT's step runs out of memory beside other programs, for the published contexts, and the memory
+    that it needs.
+    """
     config = resolve(["examples/real-cases/c.py", f"--compile={compiled}"]).config
     base = plan(config, GPU, used_by_others_bytes=others)
     answer = traced(base).exact_of("nanogpt")
@@ -62,7 +64,6 @@ def case_c(compiled: bool, others: int) -> dict[str, Any]:
 
 
 def console(*words: str) -> str:
-    """What a user sees, 108 columns wide."""
     command = [sys.executable, "-c", "from foretrain.cli import main; main()", "plan", *words]
     environment = {**os.environ, "COLUMNS": "108", "NO_COLOR": "1"}
     shown = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout

@@ -36,7 +36,7 @@ def _set(module: Any, name: str, value: Any) -> Patch:
 
 
 def _initialised(change: Callable[[Any, RunConfig], None]) -> Patch:
-    """The model with something changed after it is made."""
+    """Change a model after it is made."""
 
     def patch() -> None:
         made = modern.ModernGPT.__init__
@@ -51,7 +51,7 @@ def _initialised(change: Callable[[Any, RunConfig], None]) -> Patch:
 
 
 def _learned_positions() -> None:
-    """nanoGPT's: a table added to the embedding."""
+    """Add nanoGPT's table of positions to the embedding."""
 
     def add(self: Any, config: RunConfig) -> None:
         self.position = torch.nn.Parameter(torch.randn(config.block_size, config.n_embd) * 0.02)
@@ -70,14 +70,14 @@ def _tie(self: Any, config: RunConfig) -> None:
 
 
 def _draw_projections(self: Any, config: RunConfig) -> None:
-    """GPT-2's initialisation of what adds to the residual stream."""
+    """Draw residual projections as GPT-2 does."""
     for name, weight in self.named_parameters():
         if name.endswith(("out.weight", "down.weight")):
             torch.nn.init.normal_(weight, std=0.02 / (2 * config.n_layer) ** 0.5)
 
 
 def _freeze(ending: str) -> Callable[[Any, RunConfig], None]:
-    """Parameters of this name stay what they are at the start."""
+    """Freeze parameters of this name."""
 
     def freeze(self: Any, config: RunConfig) -> None:
         for name, weight in self.named_parameters():
@@ -88,7 +88,7 @@ def _freeze(ending: str) -> Callable[[Any, RunConfig], None]:
 
 
 def _five_iterations() -> None:
-    """Newton-Schulz as Keller Jordan's Muon does it: five times one polynomial, from the Frobenius norm on."""
+    """Iterate Newton-Schulz as Keller Jordan's Muon does: five times one polynomial, from the Frobenius norm on."""
     a, b, c = 3.4445, -4.7750, 2.0315
 
     def iterate(x: torch.Tensor) -> torch.Tensor:
@@ -127,7 +127,6 @@ CASES: dict[str, tuple[Patch, dict[str, Any]]] = {
 
 
 def one(name: str, seed: int) -> None:
-    """Do one run in this process, which it changes; its record goes to stdout."""
     patch, knobs = CASES[name]
     patch()
     config = config_of("4x128", "modern", PART_STEPS, seed, **knobs)

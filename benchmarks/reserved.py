@@ -1,11 +1,11 @@
-"""What the estimate says PyTorch's allocator reserves, against traces of the same runs.
+"""The estimate of reserved memory, against traces of the same runs.
 
-    python benchmarks/reserved.py               (60 random configs; about twenty minutes of one core)
-    python benchmarks/reserved.py --pairs 200
+python benchmarks/reserved.py               (60 random configs; about twenty minutes of one core)
+python benchmarks/reserved.py --pairs 200
 
-The estimate replays its own list of tensors through the simulator of PyTorch's caching allocator; the trace replays those
-of the real step on fake CUDA tensors. "needed" is the least memory under which the trace's replay does not run out. What is
-done is kept for the same code, so that a run that was stopped goes on where it was.
+The estimate replays its own list of tensors through the simulator of PyTorch's caching allocator; the trace replays
+those of the real step on fake CUDA tensors. "needed" is the least memory under which the trace's replay does not run
+out. Finished rows are reused for the same code, so that a stopped run resumes.
 """
 
 import argparse
@@ -31,7 +31,6 @@ CARDS = ["RTX 4070", "RTX 4090", "RTX 3060 12GB", "Tesla T4", "H100 SXM"]
 
 
 def drawn(seed: int) -> tuple[dict[str, Any], str]:
-    """(knobs, card) of one number."""
     r = random.Random(seed)
     width = r.choice([128, 256, 384, 512, 768, 1024])
     knobs: dict[str, Any] = {
@@ -54,7 +53,6 @@ def drawn(seed: int) -> tuple[dict[str, Any], str]:
 
 
 def compared(knobs: dict[str, Any], card: str) -> Iterator[dict[str, Any]]:
-    """One row for each way to write the step."""
     config = from_values(knobs).config
     made = plan(config, find(card))
     for memory in made.memory:
@@ -75,7 +73,7 @@ def compared(knobs: dict[str, Any], card: str) -> Iterator[dict[str, Any]]:
 
 
 def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return how far the estimate is from the trace, for each step and mode."""
+    """Return the errors of the estimate, for each step and mode."""
     found = []
     for mode in ("eager", "compiled"):
         for step in ("foretrain", "nanogpt"):
@@ -94,7 +92,6 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Trace what is missing, and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=60)
     parser.add_argument("--out", type=Path, default=RESULTS / "reserved.json")

@@ -30,8 +30,8 @@ from foretrain.predict.trace.forecast import answers_for
 
 GPU = find("RTX 4070")
 FOLDER = Path(__file__).parent.parent / "examples" / "small-memory"
-# Of nanoGPT's eager peak a quarter, of its compiled one half, 1 GiB with a host of 4 GB, 4 GiB with evaluation, and
-# 11 GiB with AdamW, at 16 x 1024, with low-bit states, with AdamW and gradients on the host.
+# Of nanoGPT's eager peak a quarter, of its compiled one half, 1 GiB with a host of 4 GB, 4 GiB with evaluation, and 11
+# GiB with AdamW, at 16 x 1024, with low-bit states, with AdamW and gradients on the host.
 CASES = (
     "gpt2-124m", "gpt2-124m-half", "gpt2-124m-least", "case-c", "gpt2-350m", "gpt2-350m-16", "gpt2-774m", "gpt2-xl",
 )  # fmt: skip
@@ -67,7 +67,7 @@ def case(name: str) -> dict[str, Any]:
 
 
 def on_cpu(name: str) -> dict[str, Any]:
-    """The same config's step on the CPU, eager: traced, and as the allocator had it."""
+    """Trace the config's eager step on the CPU, and measure the real allocator."""
     from foretrain.predict.trace.self_test import compare
 
     config = resolve([str(FOLDER / f"{name}.toml")]).config

@@ -1,8 +1,7 @@
-"""Where the time of a real step goes, by torch.profiler: seconds of each group of operations, as predict/speed/limit.py
-groups them.
+"""A real step by torch.profiler: seconds of each group of operations, as in predict/speed/limit.py.
 
 What an operation does itself counts for its group; views, allocations, wrappers, the autograd engine and Python are
-no operation of a step. Compiled kernels show with Inductor's `cpp.enable_kernel_profile`.
+excluded. Compiled kernels show with Inductor's `cpp.enable_kernel_profile`.
 """
 
 import re
@@ -33,20 +32,20 @@ ATTENTION = re.compile(r"attention", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class StepOperations:
-    """Seconds and number of operations of a step in each group, and the profiled step's own time."""
-
     groups: dict[Group, float]
     operations: dict[Group, int]
     profiled_step_s: float
     longest: dict[str, float]  # seconds by the operation's name
 
     def rest_s(self, step_s: float) -> float:
-        """What of a step no operation accounts for: launching, Python, the autograd engine."""
+        """Return the time that no operation explains: launching, Python, the autograd engine."""
         return step_s - sum(self.groups.values())
 
 
 def profiled(step: Callable[[], Any], steps: int, weights: Iterable[tuple[int, ...]]) -> StepOperations:
-    """The mean of so many steps. `weights`: the shapes of the model's matrices, which tell the gradient of a weight."""
+    """Return the mean of so many steps. `weights`: the shapes of the model's matrices, which identify a weight's
+    gradient.
+    """
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True, acc_events=True) as found:
         for _ in range(steps):
             with record_function(STEP):
@@ -79,7 +78,7 @@ def profiled(step: Callable[[], Any], steps: int, weights: Iterable[tuple[int, .
 
 
 def is_work(event: Any) -> bool:
-    """Does it touch elements itself?"""
+    """Return whether it touches elements itself."""
     return bool(WORK.match(event.name)) and not NO_WORK.match(event.name)
 
 
@@ -97,15 +96,16 @@ def _group(event: Any, end: float, weights: set[frozenset[int]], widths: set[int
         rows, inner, columns = sides_of(event)
         if {rows, columns} in weights:
             return "weight_gradient"
-        # A chunked loss makes the gradients of what it reads in the forward pass, which never sums over the vocabulary.
+        # A chunked loss makes its gradients in the forward pass, which never sums over the vocabulary.
         backward = any(name.startswith(ENGINE) for name in ancestors) or inner not in widths
         return "input_gradient" if backward else "forward"
     return "loss" if LOSS.search(event.name) else "pointwise"
 
 
 def sides_of(event: Any) -> tuple[int, int, int]:
-    """Rows of a matmul's result, what it sums over, columns; zeros where it is batched. Before its two matrices stands
-    what is added, behind them its `out`."""
+    """Return rows of a matmul's result, the summed dimension, columns; zeros where it is batched. An added term is
+    before its two matrices, `out` behind them.
+    """
     first = 1 if "addmm" in event.name else 0
     left, right = [*event.input_shapes[first : first + 2], (), ()][:2]
     if len(left) != 2 or len(right) != 2:
@@ -114,7 +114,7 @@ def sides_of(event: Any) -> tuple[int, int, int]:
 
 
 def show_compiled_kernels() -> None:
-    """Let kernels of Inductor tell the profiler of themselves. Before anything is compiled."""
+    """Let Inductor's kernels report to the profiler. Before anything is compiled."""
     import torch._inductor.config as inductor
 
     inductor.cpp.enable_kernel_profile = True

@@ -66,7 +66,7 @@ def _old(case: Case) -> bool:
 
 
 def predicted(log: Case, config: RunConfig, gpu: Gpu) -> Range:
-    """The plan's range for the step, at the torch that the source states, else at the one that the plan assumes."""
+    """Return the plan's range for the step, at the source's torch, else at the plan's assumption."""
     torch = parse(log["torch"]) or ASSUMED
     if not log["program"]:
         at = config.model_copy(update={"torch_version": str(torch)})
@@ -80,7 +80,7 @@ def predicted(log: Case, config: RunConfig, gpu: Gpu) -> Range:
 
 
 def case_of(log: dict[str, Any]) -> Case:
-    """The record with what the model says of it. An error is of the step time: positive is predicted too slow."""
+    """Return the record with its prediction. An error is of the step time: positive is predicted too slow."""
     config = resolve([f"--{key}={value}" for key, value in log["config"].items()]).config
     gpu = find(log["gpu"])
     found = predicted(log, config, gpu)
@@ -130,7 +130,6 @@ def main() -> None:
 
 
 def _origins(cases: list[Case]) -> list[str]:
-    """Most runs first."""
     count = {case["origin"]: 0 for case in cases}
     for case in cases:
         count[case["origin"]] += 1

@@ -69,22 +69,18 @@ CPU = torch.device("cpu")
 
 
 def config_of(model: str, recipe: str, steps: int, seed: int, **changes: Any) -> RunConfig:
-    """A model under a recipe, with a schedule over `steps`."""
     knobs = {**SHARED, **MODELS[model], "seed": seed, "max_iters": steps, "lr_decay_iters": steps}
     own = {"recipe": "modern"} if recipe == "modern" else NANOGPT
     return from_values({**knobs, **own, **changes}).config
 
 
 def validation_batches(info: DatasetInfo, config: RunConfig) -> list[Any]:
-    """The same bytes for every run of a model."""
     rows = VALIDATION_BYTES // config.block_size
     options: dict[str, Any] = {"rows": rows, "batch_size": rows // 20, "block": config.block_size, "device": CPU}
     return list(evaluation_batches(TokenFile(info, "val", config.vocab_size), 0, "val", **options))
 
 
 class Run:
-    """One training run."""
-
     def __init__(self, config: RunConfig, dtype: str, info: DatasetInfo) -> None:
         self.config, self.step = config, 0
         self.tokens = TokenFile(info, "train", config.vocab_size)
@@ -96,7 +92,9 @@ class Run:
         return mean(float(evaluation_loss(self.state, batch)) for batch in self.validation)
 
     def finish(self, every: int, until: float = float("inf")) -> float | None:
-        """All steps, with an evaluation after every so many; the last loss. None where the clock is at `until` before."""
+        """Take all steps, with an evaluation after every so many; return the last loss. None where the clock reaches
+        `until` before.
+        """
         c = self.config
         while self.step < c.max_iters:
             if time.monotonic() > until:
@@ -113,7 +111,7 @@ class Run:
 
     @torch.no_grad()
     def nats_per_byte(self, info: DatasetInfo) -> float:
-        """Over the whole validation split, window after window, whatever its tokens are."""
+        """Evaluate the whole validation split, window after window, in any tokens."""
         split = json.loads((Path(info.path) / "meta.json").read_text("utf-8"))["splits"]["val"]
         tokens, block = TokenFile(info, "val", self.config.vocab_size), self.config.block_size
         starts, total = np.arange(0, tokens.tokens - block, block), 0.0
@@ -133,11 +131,7 @@ class Run:
         self.step, self.curve = found["step"], found["curve"]
 
 
-# -- losses ------------------------------------------------------------------------------------------------
-
-
 def contestants(model: str) -> Iterator[tuple[str, str, int, dict[str, Any]]]:
-    """What runs at a size: name, recipe, steps, and what it changes."""
     yield "nanogpt", "nanogpt", STEPS, {}
     for part in PARTS[model]:
         yield f"modern, 1/{part} of the steps", "modern", STEPS // part, {}
@@ -147,7 +141,7 @@ def contestants(model: str) -> Iterator[tuple[str, str, int, dict[str, Any]]]:
 
 
 def losses(out: Path, model: str, seeds: tuple[int, ...], until: float, only: str) -> None:
-    """Every run that the file does not have, as far as the clock allows."""
+    """Train every run that the file lacks, as far as the clock allows."""
     for seed in seeds:
         for name, recipe, steps, changes in contestants(model):
             config = config_of(model, recipe, steps, seed, **changes)
@@ -177,7 +171,7 @@ def losses(out: Path, model: str, seeds: tuple[int, ...], until: float, only: st
 
 
 def sweep(out: Path) -> None:
-    """nanoGPT's recipe at other learning rates, one seed."""
+    """Train nanoGPT's recipe at other learning rates, one seed."""
     records = []
     for rate in SWEEP:
         config = config_of("4x128", "nanogpt", SWEEP_STEPS, 1, learning_rate=rate, min_lr=rate / 10)
@@ -192,7 +186,7 @@ def fingerprint(config: RunConfig) -> str:
 
 
 def _kept(config: RunConfig) -> Path:
-    """Where a run that is not done yet waits."""
+    """Return the path of an unfinished run's state."""
     return Path(tempfile.gettempdir()) / f"time-to-loss-{fingerprint(config)}.pt"
 
 
@@ -208,7 +202,7 @@ def read(out: Path) -> dict[str, Any]:
 
 @contextmanager
 def changed_file(out: Path) -> Iterator[dict[str, Any]]:
-    """The file's contents to change, written back with the table; one process at a time."""
+    """Yield the file's contents to change, and write them back with the table; one process at a time."""
     with (out.parent / f".{out.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         data = read(out)
@@ -219,11 +213,8 @@ def changed_file(out: Path) -> Iterator[dict[str, Any]]:
     Path(lock.name).unlink(missing_ok=True)
 
 
-# -- seconds -----------------------------------------------------------------------------------------------
-
-
 def seconds(model: str, *, rounds: int, steps: int) -> dict[str, Any]:
-    """Seconds a step of nanoGPT's own step and of the modern recipe's, `rounds` turns of `steps` steps each."""
+    """Time nanoGPT's own step and the modern recipe's, `rounds` turns of `steps` steps each."""
     plain, ours = config_of(model, "nanogpt", STEPS, 1), config_of(model, "modern", STEPS, 1)
     bpe = config_of(model, "modern", STEPS, 1, **BPE)
     all_three: tuple[Contestant, ...] = (
@@ -250,16 +241,15 @@ def seconds(model: str, *, rounds: int, steps: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-# -- the table ---------------------------------------------------------------------------------------------
-
-
 def _report(out: Path, data: dict[str, Any]) -> None:
     kept = {"tuned_learning_rate": TUNED_RATE, "table": table(data), "steps_s": data["steps_s"], "runs": data["runs"]}
     report(out, {"what": (__doc__ or "").splitlines()[0], **kept})
 
 
 def table(data: dict[str, Any]) -> list[dict[str, Any]]:
-    """A row for each recipe at each size: losses by seed, mean and standard deviation, shares of steps and of time."""
+    """Return a row for each recipe at each size: losses by seed, mean and standard deviation, shares of steps and of
+    time.
+    """
     rows: list[dict[str, Any]] = []
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for run in data["runs"]:

@@ -41,7 +41,7 @@ DISTURBED = 1  # runs that are thrown away before one counts all the same
 
 @dataclass
 class Figure:
-    """A line of the table. `seconds`: measures once, in a folder that is the cache's; several, where it gives some."""
+    """A line of the table. `seconds`: measures once, or several times, in a folder for the cache."""
 
     name: str
     asked_s: float
@@ -50,7 +50,7 @@ class Figure:
 
 
 def compile_package() -> None:
-    """Have bytecode of all modules, and children that read it."""
+    """Compile bytecode of all modules."""
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     compileall.compile_dir(Path(foretrain.__file__).parent, quiet=1)
 
@@ -63,7 +63,7 @@ def timed(words: list[str], cache: Path) -> float:
 
 
 def cold(words: list[str]) -> Callable[[Path], list[float]]:
-    """With an empty cache, which is filled then."""
+    """Time with an empty cache, which is filled then."""
 
     def once(cache: Path) -> list[float]:
         with tempfile.TemporaryDirectory(dir=cache) as empty:
@@ -73,7 +73,7 @@ def cold(words: list[str]) -> Callable[[Path], list[float]]:
 
 
 def cached(words: list[str]) -> Callable[[Path], list[float]]:
-    """Three times after the first, in one cache."""
+    """Time three more calls in one cache."""
 
     def once(cache: Path) -> list[float]:
         timed(words, cache)
@@ -108,7 +108,7 @@ FIGURES = {
 
 
 def measured(figure: Figure, until: float) -> dict[str, Any]:
-    """As many runs as there is time for; nothing where there is none."""
+    """Return as many runs as there is time for."""
     runs: list[float] = []
     done, disturbed, outside = 0, 0, 0.0
     with tempfile.TemporaryDirectory() as cache:

@@ -59,13 +59,10 @@ ROUNDS, BURST_S, BUDGET_S = 10, 0.12, 150.0
 
 
 def log(line: str) -> None:
-    """A line of progress."""
     print(line, file=sys.stderr, flush=True)
 
 
 def tuned(job: Job, trials: int) -> Tuning:
-    """What tune says, cold."""
-
     def listen(id: str, values: dict[str, Any]) -> None:
         if id == "tried":
             log(f"  tune: {values['setting'].levels} {values['speed'] or values['death']}")
@@ -74,7 +71,6 @@ def tuned(job: Job, trials: int) -> Tuning:
 
 
 def console(found: Tuning) -> str:
-    """What `foretrain tune` prints, for the docs."""
     screen = Console(file=io.StringIO(), width=100, highlight=False)
     text.render(document(found), screen)
     assert isinstance(screen.file, io.StringIO)
@@ -99,7 +95,7 @@ class Everything:
         torch.set_num_threads(setting.config.cpu_threads or self.threads)
 
     def rounds(self, numbers: list[int], count: int, seconds: float) -> list[list[float]]:
-        """For each of these settings, the logarithm of its quick steps in each round, less the round's mean."""
+        """Return for each of these settings the logarithm of its fast steps in each round, less the round's mean."""
         logs: list[list[float]] = [[] for _ in numbers]
         for _ in range(count):
             found = {}
@@ -115,7 +111,7 @@ class Everything:
 
 
 def tune_stage(job: Job, settings: list[Setting], shown: list[str]) -> dict[str, Any]:
-    """What tune finds, with a quarter of the settings as its limit."""
+    """Tune with a quarter of the settings as its limit."""
     found = tuned(job, len(settings) // 4)
     pick = next(n for n, s in enumerate(settings) if s.config == found.config)
     return {
@@ -129,7 +125,7 @@ def tune_stage(job: Job, settings: list[Setting], shown: list[str]) -> dict[str,
 
 
 def all_stage(job: Job, settings: list[Setting], shown: list[str], pick: int) -> dict[str, Any]:
-    """Every setting, then tune's pick against the best of them alone."""
+    """Time every setting, then tune's pick against the best of them alone."""
     started = time.monotonic()
     everything = Everything(settings, cpu_clock=job.cpu_clock)
     table = [estimate(row) for row in everything.rounds(list(range(len(settings))), ROUNDS, BURST_S)]
@@ -148,7 +144,7 @@ def all_stage(job: Job, settings: list[Setting], shown: list[str], pick: int) ->
 
 
 def measure(name: str, case: dict[str, Any]) -> dict[str, Any]:
-    """The next stage of one config: tune, or all settings."""
+    """Run the next stage of one config: tune, or all settings."""
     knobs, wanted = CASES[name]
     job = prepare(from_values({**USUAL, **knobs}), tuple(wanted.split(",")))
     settings = job.settings()
@@ -161,7 +157,7 @@ def measure(name: str, case: dict[str, Any]) -> dict[str, Any]:
 
 
 def done_before(path: Path, again: bool) -> list[dict[str, Any]]:
-    """Results of this machine that need not be measured again."""
+    """Return results of this machine that are still valid."""
     if again or not path.exists():
         return []
     data = json.loads(path.read_text("utf-8"))
@@ -177,7 +173,6 @@ def keep(out: Path, cases: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    """Measure what is not there yet, stage by stage."""
     flags = {"again": "measure what is in the results already, too", "one": "one stage, then stop"}
     args = arguments("tune", __doc__ or "", **flags)
     torch._dynamo.config.recompile_limit = 10_000  # every setting is a compilation of the same code
@@ -186,7 +181,7 @@ def main() -> None:
     cases = {case["name"]: case for case in done_before(args.out, args.again)}
     for name in CASES:
         while "best" not in cases.get(name, {}):
-            with tempfile.TemporaryDirectory() as cache:  # tune starts without knowing anything of this machine
+            with tempfile.TemporaryDirectory() as cache:  # tune starts without knowledge of this machine
                 os.environ["FORETRAIN_CACHE"] = cache
                 cases[name] = measure(name, cases.get(name, {}))
             keep(args.out, list(cases.values()))

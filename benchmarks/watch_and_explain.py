@@ -1,9 +1,9 @@
-"""What `foretrain watch` costs the command that it measures, and what `foretrain explain` says of a real run on a CPU.
+"""The cost of `foretrain watch` to its command, and `foretrain explain` on a real run on a CPU.
 
-    python benchmarks/watch_and_explain.py
+python benchmarks/watch_and_explain.py
 
-A script that computes for some seconds and prints a step ten times a second runs alone and watched, in turn; its own
-clock is read, so that starting foretrain does not count. Then a small model is trained and the run explained.
+A script that computes for some seconds and prints ten steps per second runs alone and watched, in turn; its own clock
+is read, so that starting foretrain does not count. Then a small model is trained and the run explained.
 """
 
 import json
@@ -37,13 +37,11 @@ TRAIN = [
 
 
 def seconds(words: list[str], folder: Path) -> float:
-    """What the script says that it took."""
     done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=True)
     return float(done.stdout.rpartition("took ")[2])
 
 
 def console(words: list[str], folder: Path) -> str:
-    """What a command shows on a terminal of 100 columns."""
     environment = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1"}
     done = subprocess.run([*FORETRAIN, *words], cwd=folder, capture_output=True, text=True, check=True, env=environment)
     return "\n".join(line.rstrip() for line in done.stdout.rstrip().splitlines())

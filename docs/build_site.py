@@ -40,7 +40,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
 ROOT_PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 OWN = ("foretrain.css", "foretrain.js")
 SHIM = "https://unpkg.com/iframe-worker/shim"
-# What a browser loads by itself; links that one may click are no matter.
+# Resources that a browser loads by itself; clickable links do not count.
 _FETCHED = re.compile(
     r"""(?:<(?:script|img|iframe|source)[^>]*\ssrc=|<link[^>]*\shref=)["']?((?:https?:)?//[^"' >]+)"""
 )
@@ -50,13 +50,12 @@ _CODE = re.compile(r"^(`{3,}).*?^\1 *$|`[^`\n]+`", re.DOTALL | re.MULTILINE)
 
 
 def sources() -> dict[str, Path]:
-    """Name on the site, such as 'memory.md', to the file that it is made of."""
     pages = {page.name: page for page in sorted(DOCS.glob("*.md"))}
     return pages | {name: ROOT / file for file, name in ROOT_PAGES.items()}
 
 
 def sections(pages: dict[str, Path]) -> dict[str, list[str]]:
-    """Every page under one heading: those of SECTIONS in their order, then the others by name."""
+    """Return every page under one heading: those of SECTIONS in their order, then the others by name."""
     found: dict[str, list[str]] = {
         heading: [f"{name}.md" for name in names if f"{name}.md" in pages] for heading, names in SECTIONS.items()
     }
@@ -93,7 +92,7 @@ class Gatherer:
             path.write_text(text, "utf-8")
 
     def _relinked(self, page: Path) -> str:
-        """The page's text with its links as the site needs them. Code is left alone."""
+        """Adapt the page's links to the site. Code is left alone."""
         text, parts, start = page.read_text("utf-8"), [], 0
         for code in _CODE.finditer(text):
             parts += [self._links(text[start : code.start()], page), code[0]]
@@ -119,7 +118,7 @@ class Gatherer:
 
 
 def _listing(path: Path) -> str:
-    """A page with a file's text, or with a folder's file names."""
+    """Return a page with a file's text, or with a folder's file names."""
     name = path.relative_to(ROOT).as_posix()
     if path.is_dir():
         shown = "\n".join(sorted(f"{entry.name}{'/' if entry.is_dir() else ''}" for entry in path.iterdir()))
@@ -147,7 +146,7 @@ def navigation() -> dict[str, list[str]]:
 
 
 def build(folder: Path = STAGE) -> int:
-    """Build `folder`/site, anew and strictly; the exit code of zensical."""
+    """Build `folder`/site again and strictly; return zensical's exit code."""
     config = stage(folder)
     shutil.rmtree(folder / "site", ignore_errors=True)
     command = [sys.executable, "-m", "zensical", "build", "--clean", "--strict", "--config-file", str(config)]
@@ -159,9 +158,9 @@ def build(folder: Path = STAGE) -> int:
 
 
 def keep_inside(site: Path) -> None:
-    """What the theme would fetch from elsewhere comes from the site itself. Raises SystemExit where more than that is left.
+    """Serve the theme's external files from the site itself. Raises SystemExit where others are left.
 
-    It is one script: what lets the search work in pages that are opened from a folder (MIT, docs/vendor).
+    It is one script: search in pages that are opened from a folder (MIT, docs/vendor).
     """
     shutil.copy(DOCS / "vendor" / "iframe-worker" / "index.js", site / "assets" / "iframe-worker.js")
     for page in site.rglob("*.html"):

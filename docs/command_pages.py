@@ -10,7 +10,7 @@ from foretrain.base.errors import ExitCode
 from foretrain.cli import app
 from foretrain.cli.command import Group
 
-# What a command may end with besides 0, 1, 2 and 130, which all of them may.
+# Exit codes of a command besides 0, 1, 2 and 130, which all have.
 CODES: dict[str, tuple[ExitCode, ...]] = {
     "plan": (ExitCode.CHECK_FAILED, ExitCode.ENVIRONMENT, ExitCode.DATA),
     "advise": (ExitCode.ENVIRONMENT, ExitCode.DATA),
@@ -52,7 +52,7 @@ ALWAYS = (ExitCode.DONE, ExitCode.INTERNAL, ExitCode.USAGE, ExitCode.INTERRUPTED
 
 
 def commands(group: Any = None, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """('plan', its command), ('data info', …) …, in the order of --help; groups themselves are left out."""
+    """Yield ('plan', its command), ('data info', …) …, in the order of --help, without groups."""
     for name, command in (group or app).members().items():
         if isinstance(command, Group):
             yield from commands(command, f"{prefix}{name} ")
@@ -106,7 +106,7 @@ def _options(command: Any) -> str:
 
 
 def _names(param: Any) -> str:
-    """`--gpu`, `--price RATE`, `--fused` `--no-fused`, or the name of an argument."""
+    """Return `--gpu`, `--price RATE`, `--fused` `--no-fused`, or the name of an argument."""
     if not is_option(param):
         return f"`{param.metavar or param.name.upper()}`"
     value = f" {param.metavar}" if param.metavar else ""
@@ -127,13 +127,13 @@ def _cell(text: str | None) -> str:
 
 
 def examples(command: Any) -> list[str]:
-    """The lines of --help that show how it is called."""
+    """Return the example lines of --help."""
     lines = [line.strip() for line in inspect.cleandoc(command.epilog or "").splitlines()]
     return [line for line in lines if line.startswith("foretrain ")]
 
 
 def _with_comment(line: str) -> str:
-    """What stands in brackets behind an example becomes a comment of the shell."""
+    """Turn the brackets behind an example into a comment of the shell."""
     call, gap, said = line.partition("   (")
     return f"{call}   # {said.removesuffix(')')}" if gap else line
 

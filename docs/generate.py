@@ -62,7 +62,9 @@ def shown(command: str) -> str:
 
 
 def cut(output: str, headings: list[str]) -> str:
-    """Return the first section of a document, which is its title, and those under the headings, without today's hour."""
+    """Return the first section of a document, which is its title, and those under the headings, without the current
+    hour.
+    """
     first, *sections = re.split(r"\n\n(?=\S)", re.sub(r"\n.*if started now.*", "", output))
     return "\n\n".join([first, *(each for each in sections if each.startswith(tuple(headings)))]) + "\n…"
 
@@ -74,7 +76,7 @@ def console(old: str, of: str | None) -> str:
 
 
 def fill(page: str) -> str:
-    """Return the page with each generated part made anew."""
+    """Return the page with each generated part replaced."""
 
     def made(found: re.Match[str]) -> str:
         name = found["name"]
@@ -84,7 +86,6 @@ def fill(page: str) -> str:
 
 
 def picture_of_plan() -> str:
-    """Return the plan of case C as a picture."""
     recorder = Console(
         file=io.StringIO(), width=WIDTH, record=True, force_terminal=True, color_system="truecolor", highlight=False
     )
@@ -97,7 +98,6 @@ def picture_of_plan() -> str:
 
 
 def wanted() -> dict[Path, str]:
-    """Return what each file should hold."""
     found = {ROOT / "docs" / "pictures" / "plan.svg": picture_of_plan()}
     found |= {**json_schemas.files(), **toml_schemas.files(), **man_page.files()}
     pages = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))

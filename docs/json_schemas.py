@@ -46,7 +46,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 class _Open(BaseModel):
-    """An object that is not a record: what stands here is there, more may be."""
+    """An object that is not a record, with other keys allowed."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -58,8 +58,8 @@ def _object(title: str, /, **fields: Any) -> type[BaseModel]:
 
 @dataclass(frozen=True)
 class Output:
-    """One object that `command --json` prints. `extra`: keys that it has beside the record's. `whole`: the record's keys
-    are always there; a log that says no more than that memory ran out has none of them.
+    """One object that `command --json` prints. `extra`: keys beside the record's. `whole`: the record's keys are always
+    there; a log with only an out-of-memory error has none.
     """
 
     command: str
@@ -79,7 +79,7 @@ _LISTED: dict[str, Any] = {**_WITH_PATH, "scores": (list[Scores], ...)}
 
 
 def _run(fields: dict[str, Any], of_watched: dict[str, Any] | None = None) -> Any:
-    """The record of a run of any source, with these fields besides."""
+    """Return the record of a run of any source, with these fields besides."""
     kinds = []
     for source, kind in KINDS.items():
         more = {**fields, **(of_watched or {} if source == "watched" else {}), "source": (Literal[source], ...)}
@@ -88,7 +88,6 @@ def _run(fields: dict[str, Any], of_watched: dict[str, Any] | None = None) -> An
 
 
 def _any_of(*kinds: type[BaseModel], **fields: Any) -> Any:
-    """Any of these records, with these fields besides."""
     return Union[tuple(create_model(kind.__name__, __base__=kind, **_SCHEMA, **fields) for kind in kinds)]  # noqa: UP007
 
 
@@ -201,7 +200,7 @@ OUTPUTS: dict[str, Output] = {
 
 
 def schema(name: str) -> dict[str, Any]:
-    """The JSON Schema of an output: the record's, the keys beside it, and `schema` with its one value."""
+    """Return the JSON Schema of an output: the record's, the keys beside it, and `schema` with its one value."""
     output = OUTPUTS[name]
     model = create_model(output.model.__name__, __base__=output.model, **output.extra)  # type: ignore[call-overload]
     made = model.model_json_schema(mode="serialization")
@@ -213,7 +212,7 @@ def schema(name: str) -> dict[str, Any]:
 
 
 def _bare(made: dict[str, Any]) -> dict[str, Any]:
-    """Without titles, which repeat the names, and without the docstrings of records, which name their code."""
+    """Remove titles, which repeat the names, and docstrings of records, which name their code."""
 
     def walk(value: Any, *, names: bool = False) -> Any:
         if isinstance(value, dict):

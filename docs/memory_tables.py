@@ -13,16 +13,13 @@ from foretrain.hardware.catalogue import find_gpu
 from foretrain.predict.finetune.memory import estimated
 
 
-def furthest(errors: Iterable[float]) -> float:
+def largest_error(errors: Iterable[float]) -> float:
     return max(errors, key=abs)
 
 
 def without_sign_of_zero(error: float, digits: int) -> str:
     shown = f"{error * 100:+.{digits}f} %"
     return shown if float(shown[:-2]) else f"{0:.{digits}f} %"
-
-
-# -- what others measured on GPUs (benchmarks/accuracy) ------------------------------------------------------
 
 
 def size(nbytes: float) -> str:
@@ -81,7 +78,7 @@ def summary() -> str:
 
 
 def of_group(group: str) -> Callable[[], str]:
-    """Return what makes the table of a group: a row a figure; what is known of its error is a note below."""
+    """Return the maker of a group's table: a row per figure, with a note on known errors."""
 
     def make() -> str:
         rows: list[str] = []
@@ -156,12 +153,8 @@ def recordings() -> str:
     )
 
 
-# -- calculators (benchmarks/accuracy/calculators.py) -----------------------------------------------------------------
-
-
 @part("gpu-calculators")
 def formulas() -> str:
-    """Return published formulas beside the same runs: the summary, then each run."""
     found = result("accuracy_calculators")
     names = [one["calculator"] for one in found["summary"]]
     rows = []
@@ -175,9 +168,6 @@ def formulas() -> str:
     template = "{calculator} | {figures} | {shown} % | {lowest_error:+.0%} | {highest_error:+.0%} | {counts}"
     shown = [{**one, "shown": f"{one['median_abs_error'] * 100:.3g}"} for one in found["summary"]]
     return table("| runs > | median error > | from > | to > | counts", shown, template, each)
-
-
-# -- PyTorch's own allocator on a CPU, and the replay --------------------------------------------------------
 
 
 @part("accuracy")
@@ -233,9 +223,6 @@ def executed() -> str:
     )
 
 
-# -- an H100 (benchmarks/gpu) --------------------------------------------------------------------------------
-
-
 def tuning_errors(what: str, who: str) -> tuple[list[float], list[float]]:
     """Return (blind, corrected)."""
     blind = [row[what][who] for row in result("gpu_h100_blind")["finetuning"]]
@@ -244,7 +231,6 @@ def tuning_errors(what: str, who: str) -> tuple[list[float], list[float]]:
 
 @part("hopper-summary")
 def hopper() -> str:
-    """Return errors by kind of run and of prediction: before these runs corrected the model, and after."""
     known, blind = result("gpu_h100_memory"), result("gpu_h100_blind")
     kinds: dict[str, tuple[list[float], ...]] = {}
     for kind in ("eager", "compiled"):
@@ -262,7 +248,7 @@ def hopper() -> str:
 
     def cells(errors: list[float]) -> str:
         near = sum(abs(error) <= 0.03 for error in errors)
-        return f"{len(errors)} | {median(map(abs, errors)) * 100:.2f}% | {furthest(errors) * 100:+.2f}% | {near}"
+        return f"{len(errors)} | {median(map(abs, errors)) * 100:.2f}% | {largest_error(errors) * 100:+.2f}% | {near}"
 
     under, was_under = (sum(row["under"] for row in rows) for rows in (known["rows"], blind["pretraining"]))
     return table(
@@ -278,7 +264,6 @@ def hopper() -> str:
 
 @part("hopper-sentence")
 def hopper_sentence() -> str:
-    """Return how far blind predictions were off, beside those that these runs corrected."""
     blind, times = result("gpu_h100_blind"), result("gpu_h100_forecasts")["rows"]
     runs, memory = blind["pretraining"], result("gpu_h100_memory")["rows"]
 
@@ -286,7 +271,7 @@ def hopper_sentence() -> str:
         return [row[f"{key}_error"] for row in rows]
 
     def told(errors: list[float]) -> str:
-        return f"{median(map(abs, errors)) * 100:.1f}%, {furthest(errors) * 100:+.1f}%"
+        return f"{median(map(abs, errors)) * 100:.1f}%, {largest_error(errors) * 100:+.1f}%"
 
     pairs = {
         "what nvidia-smi shows, pretraining": (of(runs, "process"), of(memory, "process")),
@@ -322,7 +307,7 @@ declare(
 
 @part("hopper-finetuning")
 def hopper_finetuning() -> str:
-    """Return the runs of full size, and the furthest six of the others."""
+    """Return the runs of full size, and the six largest errors of the others."""
     kinds = ("allocated_bytes", "reserved_bytes")
     rows = [row for row in result("gpu_h100_finetune")["rows"] if "error" not in row]
     rows.sort(key=lambda row: -max(abs(row[kind]["trace_error"]) for kind in kinds))
@@ -336,9 +321,6 @@ def hopper_finetuning() -> str:
             for row in [*large, *[row for row in rows if row not in large][:6]]
         ),
     )
-
-
-# -- PyTorch's CUDA build beside the real allocator (`make cuda-truth`) --------------------------------------
 
 
 @part("cuda-truth")
@@ -362,7 +344,7 @@ def cuda_truth() -> str:
             )  # fmt: skip
     failed = sum(s["failed"] for s in found["summary"].values())
     end = "{date}, torch {versions.torch}, {tier} tier. Failed: {failed}; not run: {not_done}."
-    columns = "| cases > | median > | 99 % within > | furthest > | furthest too low > | exact or close"
+    columns = "| cases > | median > | 99 % within > | largest error > | largest too low > | exact or close"
     return table(columns, rows, "", fill(end, found, failed=failed))
 
 
@@ -380,13 +362,12 @@ def large_models() -> str:
         shown.append(" | ".join(cells))
     kinds = ("traced, allocated", "traced, reserved", "estimated, allocated")
     return table(
-        f"runs of 1 GiB and more | cases > | {' | '.join(f'{kind}: median, furthest' for kind in kinds)}", shown
+        f"runs of 1 GiB and more | cases > | {' | '.join(f'{kind}: median, largest error' for kind in kinds)}", shown
     )
 
 
 @part("cuda-truth-edge")
 def edge() -> str:
-    """Return how often "fits" was right near the limit."""
     found = result("cuda_build_edge")
     s = found["summary"]
     far = max(abs(row["from_edge"]) for row in found["rows"])
@@ -420,20 +401,20 @@ def cuda_finetuning() -> str:
                 [s[f"{what}_bytes {error}"] for what in ("allocated", "reserved")]
                 for error in ("trace_error", "trace_worst_phase", "estimate_error")
             )
-            phase = furthest([max(each["worst"] for each in phases), min(each["lowest"] for each in phases)])
+            phase = largest_error([max(each["worst"] for each in phases), min(each["lowest"] for each in phases)])
             errors = [*(each["worst"] for each in traced), phase, *(each["worst"] for each in guessed)]
             rows.append(f"{KINDS[kind]} | {runs} | {' | '.join(f'{each:+.2%}' for each in errors)}")
     failed = sum(s["failed"] for s in found["summary"].values())
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items() if name != "python")
     return table(
         "fine-tuning | runs > | traced, allocated > | traced, reserved > | … of any phase > | estimated, allocated > | estimated, reserved >",
-        rows, "", f"{found['date']}, {versions}. Each figure is the furthest. Failed: {failed}; not run: {found['not_done']}.",
+        rows, "", f"{found['date']}, {versions}. Each figure is the largest error. Failed: {failed}; not run: {found['not_done']}.",
     )  # fmt: skip
 
 
 @part("cuda-truth-ranks")
 def ranks() -> str:
-    """Return, for each way to share a step, how far trace and estimate lie from what the card of a rank counted."""
+    """Return, for each strategy, the errors of trace and estimate on a rank's card."""
     found = result("cuda_build_ranks")
     ways: dict[str, list[Any]] = {}
     for row in found["rows"]:
@@ -447,13 +428,11 @@ def ranks() -> str:
             [each["worst_phase"] for kind in kinds for each in kind],
             [each["estimate_error"] for each in kinds[0]],
         ]
-        shown.append(f"{way} | {len(rows)} | {' | '.join(f'{furthest(each):+.3%}' for each in errors)}")
+        shown.append(f"{way} | {len(rows)} | {' | '.join(f'{largest_error(each):+.3%}' for each in errors)}")
     columns = "way | ranks > | traced, allocated > | traced, reserved > | … of any phase > | estimated, allocated >"
-    end = "{date}, torch {versions.torch}. Each figure is the furthest. Failed: {failed}."
+    end = "{date}, torch {versions.torch}. Each figure is the largest error. Failed: {failed}."
     return table(columns, shown, "", fill(end, found))
 
-
-# -- fine-tuning: published runs, traces, what compiling saves -----------------------------------------------
 
 FIGURES = {"peak": "peak allocated", "nvidia-smi": "what nvidia-smi shows", "tokens/s": "tokens a second"}
 MISSES = {"peak": 0.03, "nvidia-smi": 0.03, "tokens/s": 0.15}  # from where on a row is shown
@@ -531,7 +510,6 @@ QUICK_S = 20  # of processor time, that a trace at full size should take
 
 @part("finetune-traces")
 def traces() -> str:
-    """Return how right traces of small models are, and how long those of published ones take."""
     found = result("finetune_traces")
     small, large = found["small"], found["full_size"]
     worst = max(abs(row["traced_bytes"] - row["real_bytes"]) for row in small)
@@ -563,7 +541,6 @@ COMPILED = ("llama-3.2-1b", "qwen3-0.6b", "qwen3-1.7b", "qwen2.5-0.5b", "smollm2
 
 @part("finetune-compiled")
 def compiled() -> str:
-    """Return how much less the steady step of published models needs where it is compiled."""
     saved: dict[str, list[float]] = {"full": [], "lora": []}
     for method, shares in saved.items():
         for name in COMPILED:

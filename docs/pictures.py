@@ -48,7 +48,6 @@ SHOTS = {
 
 
 def foretrain(folder: Path, *words: str) -> subprocess.Popen[str]:
-    """The command line in a folder."""
     code = "from foretrain.cli import main; main()"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
@@ -58,7 +57,7 @@ def foretrain(folder: Path, *words: str) -> subprocess.Popen[str]:
 
 @contextlib.contextmanager
 def served(folder: Path) -> Iterator[str]:
-    """The link of a server on the runs of a folder."""
+    """Serve the runs of a folder; yield the link."""
     process = foretrain(folder, "serve", "--json")
     assert process.stdout is not None
     try:
@@ -70,7 +69,7 @@ def served(folder: Path) -> Iterator[str]:
 
 @contextlib.contextmanager
 def opened(browser: Browser, link: str, language: str, dark: bool, width: int, height: int) -> Iterator[Page]:
-    """A tab at the link, in a language, that waits for the answer."""
+    """Open a tab at the link, in a language, and wait for the answer."""
     context = browser.new_context(
         viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light", locale=language
     )
@@ -82,7 +81,7 @@ def opened(browser: Browser, link: str, language: str, dark: bool, width: int, h
 
 
 def keep(page: Page, name: str, *, full: bool = False) -> None:
-    """A picture of the tab with few colours, as small as the docs want it."""
+    """Store a picture of the tab with few colours."""
     page.wait_for_timeout(400)
     path = TO / f"{name}.png"
     page.screenshot(path=path, full_page=full)
@@ -90,7 +89,7 @@ def keep(page: Page, name: str, *, full: bool = False) -> None:
 
 
 def lighten(path: Path) -> None:
-    """The picture with a palette that has every colour that it is about: the usual one turns pink to grey."""
+    """Use a palette close to every colour: the usual one turns pink to grey."""
     with Image.open(path) as picture:
         few = picture.convert("RGB").quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     few.save(path, optimize=True)
@@ -100,7 +99,6 @@ def lighten(path: Path) -> None:
 
 
 def planner(page: Page) -> None:
-    """The planner as it opens."""
     page.wait_for_selector(".results[aria-busy=false]")
     page.locator("#others").fill("2.1GB")
     page.wait_for_timeout(300)
@@ -109,7 +107,6 @@ def planner(page: Page) -> None:
 
 
 def advice(page: Page) -> None:
-    """What to change, asked for a larger model."""
     planner(page)
     page.locator("#preset").select_option("gpt2-774m")
     page.locator(".advice > summary").click()
@@ -120,7 +117,6 @@ def advice(page: Page) -> None:
 
 
 def cards(page: Page) -> None:
-    """Three cards beside each other."""
     planner(page)
     page.locator(".cards > summary").click()
     page.locator("#compare").click()
@@ -129,14 +125,13 @@ def cards(page: Page) -> None:
 
 
 def runs(page: Page) -> None:
-    """The list of runs."""
     page.wait_for_selector("#nav a")
     page.locator("#nav a").last.click()
     page.wait_for_selector("tbody th a")
 
 
 def run(page: Page) -> None:
-    """A run, what its user says of it, and its curves, the loss smoothed."""
+    """Show a run, its label, and its curves, the loss smoothed."""
     runs(page)
     page.locator("th", has_text="out-baby").locator("a").first.click()
     page.wait_for_selector(".picture .drawing")
@@ -144,7 +139,6 @@ def run(page: Page) -> None:
 
 
 def compare(page: Page) -> None:
-    """Two runs beside each other."""
     runs(page)
     for name in RUNS:
         page.locator(f'.pick input[aria-label*="{name}"]').check()
@@ -153,7 +147,6 @@ def compare(page: Page) -> None:
 
 
 def narrow(page: Page) -> None:
-    """The planner on a telephone."""
     planner(page)
 
 
@@ -165,7 +158,7 @@ VIEWS: dict[str, tuple[Callable[[Page], None], int, int]] = {
 
 
 def reports(browser: Browser, work: Path, wanted: list[str]) -> None:
-    """The report of the run, in every language, and dark."""
+    """Make the report of the run, in every language, and dark."""
     names = [*messages.languages()]
     for language, dark in [*((name, False) for name in names), (names[0], True)]:
         told = f"report-{language}{'-dark' * dark}"
@@ -193,7 +186,6 @@ def reports_of_cases(browser: Browser, work: Path, wanted: list[str]) -> None:
 
 
 def main() -> None:
-    """Make those that were asked for."""
     wanted, kept = sys.argv[1:], None
     if wanted[:1] == ["--in"]:
         kept, wanted = Path(wanted[1]), wanted[2:]

@@ -29,8 +29,6 @@ from foretrain.predict.inference import speed
 from foretrain.predict.memory import StepName
 from foretrain.predict.plan import Plan, plan
 
-# -- advice and comparisons ----------------------------------------------------------------------------------
-
 LEARNING = {
     "exact": "exact", "rounding": "same in expectation", "other tokens": "other tokens per step",
     "other optimizer": "other optimizer", "other model": "other model",
@@ -98,7 +96,7 @@ def power() -> str:
 
 
 VERDICTS = {"fits": "fits", "tight": "tight", "does_not_fit": "does not fit", None: "–"}
-# (what is said, the options of case C that it means, what it does to what is learned), of nanoGPT's options and of foretrain's
+# (advice, the options of case C that it means, its effect on learning), of nanoGPT's options and of foretrain's
 CIRCULATING: dict[StepName, tuple[tuple[str, dict[str, Any], str], ...]] = {
     "nanogpt": (
         ("halve `batch_size`, double accumulation", {"batch_size": 8, "gradient_accumulation_steps": 64}, "nothing"),
@@ -145,12 +143,8 @@ def circulating() -> str:
     return table("advice | needs about > | saves > | verdict | time of the run > | changes in the result", rows)
 
 
-# -- several cards, inference --------------------------------------------------------------------------------
-
-
 @part("cluster-links")
 def link_names() -> str:
-    """Return the links that --link and --network take."""
     rows = []
     for link in links().values():
         cards = [*link.cards, *link.joins, *link.between]
@@ -162,7 +156,6 @@ def link_names() -> str:
 
 @part("cluster-measured")
 def cluster() -> str:
-    """Return published runs by group."""
     return table(
         "published runs | figures > | median error > | median of sizes > | above 20 % (memory: 5 %) > | in the stated range >",
         (
@@ -190,7 +183,7 @@ def cluster_sentence() -> str:
 
 @part("cluster-misses")
 def cluster_misses() -> str:
-    """Return every figure that is further off than is asked for."""
+    """Return every figure beyond the accepted error."""
     rows = sorted(result("cluster_measured")["rows"], key=lambda row: -abs(row["error"]))
     return table(
         "run | of | cards | strategy | error > | what differs",
@@ -201,7 +194,7 @@ def cluster_misses() -> str:
 
 @part("inference-summary")
 def inference() -> str:
-    """Return how many rows are met, by what they were used for and by engine."""
+    """Return how many rows are met, by purpose and by engine."""
     tokens = {"generated": "generated", "read": "of a prompt"}
     uses = {"tune": "chose the constants", "held out": "held out", "older": "older builds of llama.cpp (2023, 2024)"}
     rows = []
@@ -245,8 +238,6 @@ def constants() -> str:
     return table("constant | value", (f"{name} | {value}" for name, value in found.items()))
 
 
-# -- contributed measurements --------------------------------------------------------------------------------
-
 NONE = "Nobody has contributed a card yet. Be the first; it takes about ten minutes."
 
 
@@ -266,7 +257,7 @@ def obstacle(found: Verification) -> str:
 
 @part("contributed")
 def contributed(folder: Path = ROOT / CONTRIBUTED) -> str:
-    """Return a section a card, or the sentence that there is nothing yet."""
+    """Return a section per card, or a sentence where there is none."""
     parts = []
     for device, group in groupby(files(folder), key=lambda pair: pair[1].machine.device):
         parts += [f"## {escaped(device)}", *(measured_on_a_card(name, found) for name, found in group)]
@@ -303,11 +294,8 @@ def measured_on_a_card(name: str, found: Verification) -> str:
 
 
 def escaped(text: str) -> str:
-    """Return a stranger's text as Markdown shows it, and nothing else."""
+    """Escape a stranger's text for Markdown."""
     return re.sub(r"([\\`*_{}\[\]<>#|!~])", r"\\\1", text)
-
-
-# -- first steps, reference ----------------------------------------------------------------------------------
 
 
 def on(found: dict[str, Any]) -> str:
@@ -328,13 +316,12 @@ def demo() -> str:
 
 
 def block(*lines: str) -> str:
-    """Return a block that shows a console."""
     return "\n".join(["```console", *lines, "```"])
 
 
 @part("start-baby-plan")
 def baby_plan() -> str:
-    """Return the verdict and the times, without the hour at which it would have ended then."""
+    """Return the verdict and the times, without the hour of the end."""
     parts = result("quick_start")["consoles"]["plan"].split("\n\n")
     kept = "\n\n".join(part for part in parts if part.startswith(("$", "Verdict", "Time")))
     return block(*(line for line in kept.splitlines() if "started now" not in line), "…")
@@ -355,7 +342,7 @@ def baby_train() -> str:
     return f"{block(found['consoles']['train'])}\n\n{fill(told, found, on=on(found), shared=load)}"
 
 
-CONSOLES = {  # what commands printed that take minutes or another library
+CONSOLES = {  # outputs that take minutes or another library
     "start-baby-compare": ("quick_start", "compare", ""),
     "start-baby-sample": ("quick_start", "sample", ""),
     "explain-case-a": (
@@ -420,8 +407,6 @@ def base_install() -> str:
 
 @part("pull-request")
 def pull_request() -> str:
-    """Return the comment on a config whose micro-batch grows, as GitHub gets it."""
-
     def answer(batch_size: int) -> Answer:
         return in_short(
             json.loads(foretrain.plan("gpt2-124m", gpu="RTX 4070", batch_size=batch_size).model_dump_json())

@@ -26,7 +26,7 @@ STACKS: dict[str, list[tuple[str, str, int]]] = {
 
 
 def events() -> list[tuple[str, Any, int]]:
-    """Weights and moments, a training step, an evaluation at another length, and a step that no longer fits."""
+    """Return weights and moments, a training step, an evaluation at another length, and a step that no longer fits."""
     found: list[tuple[str, Any, int]] = []
     found += [("alloc", ("weights", i), 28 * MIB) for i in range(12)]
     found += [("alloc", ("moments", i), 56 * MIB) for i in range(12)]

@@ -48,7 +48,6 @@ _TEMPLATE = _Template()
 
 
 def fill(template: str, values: dict[str, Any], **more: Any) -> str:
-    """Return the template with its fields filled in."""
     return _TEMPLATE.vformat(template, (), {**values, **more})
 
 
@@ -93,5 +92,4 @@ def declare(
 
 
 def mode(row: dict[str, Any]) -> str:
-    """Return the name of a step's mode."""
     return "compiled" if row["compiled"] else "eager"

@@ -14,8 +14,6 @@ from foretrain.predict.spec import StepSpec
 
 RANGE = "{ratio:.2f} ({lowest_ratio:.2f} to {highest_ratio:.2f})"
 
-# -- published runs (benchmarks/time_against_logs.py) --------------------------------------------------------
-
 
 def groups(*starts: str, head: str = "published runs", signed: bool = True) -> str:
     """Return errors and ranges of the groups whose name begins so."""
@@ -48,7 +46,7 @@ def every_group() -> str:
 
 @part("published-by")
 def by_origin() -> str:
-    """Return one line for each source of runs; those that are looked at when a rule is found are named."""
+    """Return one line for each source of runs; those used to find rules are marked."""
     looked_at = ", ".join(result("time_against_logs")["looked_at"])
     return f"{groups('by ', head='source')}\n\nLooked at when a rule is found: {looked_at}. All other sources are only judged."
 
@@ -67,8 +65,6 @@ declare(
 def not_predicted() -> str:
     return "\n".join(f"- {line}." for line in result("time_against_logs")["left_out"])
 
-
-# -- steps on a CPU ------------------------------------------------------------------------------------------
 
 declare(
     "calibrated", "step_time.cases",
@@ -128,7 +124,6 @@ def speed_machine() -> str:
 
 @part("against-real-nanogpt")
 def real() -> str:
-    """Return whole processes of nanoGPT's own train.py, a table for each machine."""
     machines: dict[str, list[Any]] = {}
     for run in result("against_real_nanogpt")["runs"]:
         machines.setdefault(run["machine"]["device"], []).append(run)
@@ -151,12 +146,8 @@ def real() -> str:
     return "\n\n".join(shown)
 
 
-# -- an H100 (benchmarks/gpu) --------------------------------------------------------------------------------
-
-
 @part("hopper-ways")
 def ways() -> str:
-    """Return steps of each way to run a model, beside nanoGPT's compiled one."""
     shares = {row["title"]: row["share"] for card in result("limit")["cards"] for row in card["rows"] if "share" in row}
     rows = []
     for row in result("gpu_h100_ways")["rows"]:
@@ -187,7 +178,6 @@ SIDES = {
 
 @part("hopper-runs")
 def whole_runs() -> str:
-    """Return nanoGPT's own train.py and foretrain train, whole processes whose kernels were compiled before."""
     rows = []
     for run in result("gpu_h100_real")["runs"]:
         rival = run["nanogpt"][0]["step_s"]
@@ -209,7 +199,7 @@ def errors(row: dict[str, Any], *kinds: str) -> str:
 
 @part("hopper-forecasts")
 def forecasts() -> str:
-    """Return how far forecasts were off, for all steps that were timed on the card, the furthest first."""
+    """Return the errors of forecasts, for all timed steps on the card, the largest first."""
     found = result("gpu_h100_forecasts")
     words = [
         f"by the {by}, the median error is {said['median_error'] * 100:.0f}%, and {said['within_range']} steps lie within the range"
@@ -238,7 +228,6 @@ KERNELS = {
 
 @part("hopper-kernels")
 def kernels() -> str:
-    """Return where a card's time goes in a compiled step of GPT-2 124M: nanoGPT's and ours with half-precision weights."""
     rows = {row["name"]: row for row in result("gpu_h100_ways")["rows"] if row["model"] == "124M" and row["compiled"]}
     sides = [rows["nanoGPT"], rows["master weights"]]
     spent: dict[str, list[float]] = {}
@@ -257,8 +246,6 @@ def kernels() -> str:
         (f"{name} | {a:.1f} | {b:.1f}" for name, (a, b) in shown),
     )
 
-
-# -- steps against the machine's limit (benchmarks/limit.py) -------------------------------------------------
 
 GROUPS = {
     "forward": "matmuls, forward", "input_gradient": "matmuls, gradients of inputs",
@@ -283,7 +270,6 @@ def who(row: dict[str, Any]) -> str:
 
 
 def machines() -> list[Models]:
-    """Return the models of each machine."""
     found: dict[str, Models] = {}
     for model in result("limit")["models"]:
         found.setdefault(model["machine"]["device"], []).append(model)
@@ -291,7 +277,7 @@ def machines() -> list[Models]:
 
 
 def each_machine(name: str) -> Callable[[Callable[[Models], str]], None]:
-    """Name the generated part with one table a machine."""
+    """Name the generated part with one table per machine."""
 
     def named(make: Callable[[Models], str]) -> None:
         part(name)(lambda: "\n\n".join(map(make, machines())) or "Not measured yet.")
@@ -301,7 +287,7 @@ def each_machine(name: str) -> Callable[[Callable[[Models], str]], None]:
 
 @each_machine("limit-peaks")
 def peaks(models: Models) -> str:
-    """Return what the machine reaches: the best over all models' measurements, which were minutes apart."""
+    """Return the best peaks over all models' measurements, which were minutes apart."""
     each = [one["peaks"] for one in models]
     best: dict[tuple[str, str], float] = {}
     for product in (product for one in each for product in one["products"]):
@@ -332,7 +318,7 @@ def peaks(models: Models) -> str:
 
 @each_machine("limit-steps")
 def steps(models: Models) -> str:
-    """Return every contestant: how often as quick as nanoGPT, and what share of the limit."""
+    """Return every contestant's speed over nanoGPT's, and its share of the limit."""
     return table(
         "model | who | ms a step > | times nanoGPT (range) > | limit ms > | share of the limit > | of the fastest dtype's >",
         (
@@ -346,16 +332,16 @@ def steps(models: Models) -> str:
     )
 
 
-def quickest(model: dict[str, Any]) -> Models:
-    """Return nanoGPT's quicker step, and foretrain's quicker."""
+def fastest(model: dict[str, Any]) -> Models:
+    """Return nanoGPT's faster step, and foretrain's faster."""
     own = ([row for row in contestants(model) if row["name"] == name] for name in ("nanoGPT", "foretrain"))
     return [min(rows, key=lambda row: row["step_s"]) for rows in own if rows]
 
 
 @each_machine("limit-operations")
 def operations(models: Models) -> str:
-    """Return where the rest goes: each group measured, and at the limit."""
-    sides = [(model, row) for model in models for row in quickest(model)]
+    """Return each group measured, and at the limit."""
+    sides = [(model, row) for model in models for row in fastest(model)]
     rows = []
     for group, name in GROUPS.items():
         found = [next(each for each in row["groups"] if each["group"] == group) for _, row in sides]
@@ -379,7 +365,6 @@ def operations(models: Models) -> str:
 
 @part("limit-cards")
 def cards() -> str:
-    """Return runs on cards, against the peaks of the calibration that was recorded with them."""
     rows = []
     for row in (row for card in result("limit")["cards"] for row in card["rows"]):
         ratio = f"{row['ratio']:.2f}" if row["ratio"] else "not measured"
@@ -393,8 +378,6 @@ def cards() -> str:
         )
     return table("run | mode | dtype | ms a step > | times nanoGPT > | limit ms > | share of the limit >", rows)
 
-
-# -- precision -----------------------------------------------------------------------------------------------
 
 MODELS = {
     "124M": {}, "350M": {"n_layer": 24, "n_head": 16, "n_embd": 1024}, "1.5B": {"n_layer": 48, "n_head": 24, "n_embd": 1536},
@@ -425,7 +408,6 @@ def step_s(options: dict[str, int], card: str, matmul: str, dtype: str) -> float
 
 @part("precision-speeds")
 def speeds() -> str:
-    """Return the step time of the plain dtype over that of a mode, compiled, 8 x 1024 tokens, 40 micro-batches, as predicted."""
     rows = []
     for name, options in MODELS.items():
         for card in ("RTX 3090", "RTX 4070", "RTX 4090"):
@@ -437,7 +419,6 @@ def speeds() -> str:
 
 @part("precision-moments")
 def moments() -> str:
-    """Return predicted states and step of adamw8bit against adamw, for an RTX 4070."""
     gpu, rows = find("RTX 4070"), []
     for options in list(MODELS.values())[:3]:
         sizes, times = [], []
@@ -451,9 +432,6 @@ def moments() -> str:
         parameters = ModelShape.of(RunConfig.model_validate(options)).n_params
         rows.append(f"{parameters / 1e6:,.0f}M | {sizes[0]} | {sizes[1]} | {(times[1] - times[0]) * 1e3:,.0f} ms")
     return table("model | states, adamw > | states, adamw8bit > | step longer by >", rows)
-
-
-# -- the tools -----------------------------------------------------------------------------------------------
 
 
 @part("startup")
@@ -482,7 +460,7 @@ def watch_overhead() -> str:
 
 
 def dragging(name: str, end: str, **more: str) -> str:
-    """Return how long answers of the page take while its sliders are dragged. `more`: further columns, by figure."""
+    """Return answer times of the page while its sliders are dragged. `more`: further columns, by figure."""
     figures = {"median_s": "median", "p95_s": "95 % within", "highest_s": "longest", **more}
     return table(
         f"sliders of | changes > | {' | '.join(f'{column} >' for column in figures.values())}",
@@ -523,7 +501,7 @@ def seconds(value: float) -> str:
 
 @part("tool-speed")
 def tool_speed() -> str:
-    """Return what was asked of the tools, and what they take, where the machine was quiet."""
+    """Return the targets of the tools, and their times where the machine was quiet."""
     found = result("tool_speed")
     return table(
         "| asked > | median > | range | runs > | reached",
@@ -539,7 +517,6 @@ def tool_speed() -> str:
 
 @part("tune-benchmark")
 def tune() -> str:
-    """Return tune's pick against the best of an exhaustive search, a row a config."""
     found = result("tune")
     cases = [case for case in found["cases"] if "best" in case]
     if not cases:
@@ -556,6 +533,5 @@ def tune() -> str:
 
 @part("tune-console")
 def tune_console() -> str:
-    """Return what the search of the benchmark's first config printed."""
     shown = result("tune")["cases"][0]["console"].rstrip().splitlines()
     return "\n".join(["```", *(line.rstrip() for line in shown), "```"])

@@ -21,7 +21,7 @@ from foretrain.hardware.catalogue import Gpu
 FOLDER = ROOT / "docs" / "schemas" / "toml"
 DIALECT = "http://json-schema.org/draft-07/schema#"
 KEPT = ("type", "enum", "pattern", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "default")
-# What a card file may have and must: catalogue.py reads it.
+# Allowed and required keys of a card file: catalogue.py reads it.
 CARD_REQUIRED = ("memory_gib", "compute_capability")
 CARD_OWN = ("name", "kind", "calibration")  # the first two come from the name of the block, the last is measured
 
@@ -42,7 +42,7 @@ def _known() -> dict[str, Any]:
 
 
 def _option(name: str) -> dict[str, Any]:
-    """An option's type, limits, default and help, as editors read them."""
+    """Return an option's type, limits, default and help, for editors."""
     known = _known()[name]
     found = {key: known[key] for key in KEPT if key in known}
     about, unit = known["description"], f" [{known['unit']}]" if known.get("unit") else ""
@@ -59,7 +59,9 @@ def _option(name: str) -> dict[str, Any]:
 
 
 def run_config() -> dict[str, Any]:
-    """A run's config: options at the top or in the tables of their groups, and a preset beneath them."""
+    """Return the schema of a run's config: options at the top or in the tables of their groups, and a preset beneath
+    them.
+    """
     options = {name: _option(name) for name in OPTIONS}
     others = {alias: {**_option(name), "description": f"the same as {name}"} for alias, name in ALIASES.items()}
     presets = {"description": "what the config is built on", "enum": [*PRESETS, *PRESET_ALIASES]}
@@ -75,7 +77,6 @@ def run_config() -> dict[str, Any]:
 
 
 def cards() -> dict[str, Any]:
-    """Cards of the user's own, by name."""
     fields = Gpu.model_json_schema()["properties"]
     card: dict[str, Any] = {}
     for name, known in fields.items():
@@ -94,7 +95,6 @@ def cards() -> dict[str, Any]:
 
 
 def mixture() -> dict[str, Any]:
-    """Datasets with their weights."""
     weights = {
         "type": "object", "minProperties": 1, "description": "dataset, or its folder, and its weight",
         "additionalProperties": {"type": "number", "exclusiveMinimum": 0},
@@ -107,7 +107,7 @@ def mixture() -> dict[str, Any]:
 
 
 SCHEMAS = {"config": run_config, "cards": cards, "mixture": mixture}
-# What SchemaStore's catalogue says of each: which files an editor checks by it.
+# SchemaStore's entries: which files an editor checks by each.
 FILES = {
     "config": ["foretrain.toml", "*.foretrain.toml"], "cards": ["foretrain-cards.toml"],
     "mixture": ["foretrain-mix.toml", "*.mix.toml"],
@@ -115,7 +115,6 @@ FILES = {
 
 
 def catalogue() -> list[dict[str, Any]]:
-    """The entries for SchemaStore's catalog.json."""
     made = {name: make() for name, make in SCHEMAS.items()}
     return [
         {"name": each["title"], "description": each["description"], "fileMatch": FILES[name], "url": each["$id"]}
@@ -129,7 +128,6 @@ def path_of(name: str) -> Path:
 
 
 def files() -> dict[Path, str]:
-    """{path: text} of all schemas and of the entries for the catalogue."""
     made: dict[Path, Any] = {path_of(name): make() for name, make in SCHEMAS.items()}
     made[FOLDER / "schemastore-catalog.json"] = catalogue()
     return {path: json.dumps(value, indent=1, ensure_ascii=False) + "\n" for path, value in made.items()}

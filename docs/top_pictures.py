@@ -40,12 +40,11 @@ def command(*words: str) -> list[str]:
 
 
 def tmux(*words: str) -> str:
-    """What tmux prints; it has a server of its own."""
+    """Return tmux's output; it has a server of its own."""
     return subprocess.run(["tmux", "-L", SOCKET, *words], capture_output=True, text=True, check=True).stdout
 
 
 def wait_for(text: str, count: int) -> None:
-    """Until the terminal shows this so often."""
     end_s = time.monotonic() + PATIENCE_S
     while tmux("capture-pane", "-p").count(text) < count:
         if time.monotonic() > end_s:
@@ -54,7 +53,7 @@ def wait_for(text: str, count: int) -> None:
 
 
 def captured(folder: Path) -> tuple[str, str]:
-    """(the terminal's text, the same with its colours) while two runs train in this folder."""
+    """Return (the terminal's text, the same with its colours) while two runs train in this folder."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     environment.pop("NO_COLOR", None)
     runs = [subprocess.Popen(command(*RUN, *words), cwd=folder, env=environment) for words in RUNS]
@@ -62,7 +61,7 @@ def captured(folder: Path) -> tuple[str, str]:
         inside = shlex.join(["env", f"PYTHONPATH={ROOT}", *command("top", "--interval=1", ".")])
         tmux("-f", "/dev/null", "new-session", "-d", "-x", str(WIDTH), "-y", str(HEIGHT), "-c", str(folder), inside)
         wait_for("left", len(RUNS))
-        time.sleep(20)  # until what is left is no guess from the first steps
+        time.sleep(20)  # until the remaining time is not a guess from the first steps
         return tmux("capture-pane", "-p"), tmux("capture-pane", "-p", "-e")
     finally:
         subprocess.run(["tmux", "-L", SOCKET, "kill-server"], check=False)

@@ -10,8 +10,6 @@ from foretrain.base.units import format_bytes
 from foretrain.config.options import OPTIONS
 from foretrain.model.techniques import TECHNIQUES
 
-# -- recipes (benchmarks/time_to_loss.py, recipe_parts.py) ---------------------------------------------------
-
 
 def model_name(name: str) -> str:
     return name.replace("x", " × ")
@@ -28,7 +26,7 @@ declare(
 
 
 def reached(rows: list[dict[str, Any]], name: str, *, bpe: bool) -> dict[str, Any] | None:
-    """Return the shortest modern run of a model that is at or below a recipe's loss with every seed that both have."""
+    """Return the shortest modern run of a model at or below a recipe's loss with every common seed."""
     wanted = next((dict(zip(row["seeds"], row["losses"], strict=True)) for row in rows if row["run"] == name), {})
     found = []
     for row in rows:
@@ -62,7 +60,6 @@ def sentence() -> str:
 
 @part("time-to-loss-tokenizer")
 def tokenizer() -> str:
-    """Return what a tokenizer of the run's own corpus gains."""
     data, words = result("time_to_loss"), []
     walls = {(row["model"], row["run"]): row.get("wall_share") for row in data["table"]}
     bits: dict[tuple[str, str], dict[int, float]] = {}
@@ -110,7 +107,6 @@ declare(
     gain=lambda row: "" if row["part"] == "all parts" else f"{row['more']:+.3f} ± {row['more_sd']:.3f}",
 )  # fmt: skip
 
-# -- techniques, prepared data, exports ----------------------------------------------------------------------
 
 EXACTNESS = {
     "exact": "same maths; at most a different order of sums",
@@ -137,7 +133,9 @@ PREPARERS = {
 
 @part("prepare")
 def prepare() -> str:
-    """Return the median of each way's quiet rounds and their range, each against the tokenizer's of the same round."""
+    """Return the median of each variant's quiet rounds and their range, each against the tokenizer's of the
+    same round.
+    """
     found, rows = result("prepare"), []
     for r in found["results"]:
         if r["tokens_per_s"] is None:
@@ -177,7 +175,6 @@ def stream() -> str:
 
 @part("llama-cpp")
 def llama_cpp() -> str:
-    """Return how far logits of GGUF files in llama.cpp are apart, and what else is the same."""
     found = result("gguf_in_llama_cpp")
     kinds, runs, rows = ("f32", "f16", "bf16", "q8_0", "Q4_K_M, of f16"), list(found["runs"].values()), []
     for name, run in found["runs"].items():
@@ -198,9 +195,7 @@ def llama_cpp() -> str:
     ])  # fmt: skip
 
 
-# -- faults (`make faults`, `make soak`, tests/) -------------------------------------------------------------
-
-# Name in tests/faults/: (what is done, the counts of what had to hold, with the count of all).
+# Name in tests/faults/: (action, the counts of what had to hold, with the count of all).
 FAULTS = {
     "kills": ("`kill -9` at a random time or inside a save; each run is resumed until it is done", "runs"),
     "every_call": ("`kill -9` before each call on files that the saves of a run make", "calls"),
@@ -242,7 +237,6 @@ SHOWN = {
 
 @part("faults")
 def faults() -> str:
-    """Return what the last run of `make faults` or `make faults-long` counted, of faults and of wrong inputs."""
     rows, held = [], []
     for found in (result("faults"), result("fault_inputs")):
         for name, counts in found["experiments"].items():
@@ -263,7 +257,6 @@ def faults() -> str:
 
 @part("checkpoint-cost")
 def checkpoint_cost() -> str:
-    """Return what saving holds up."""
     found = result("checkpoint_cost")
     columns = (
         "model | checkpoint > | step > | the loop writes itself > | in the background: blocked > | the steps beside it take longer by > | "
@@ -287,7 +280,6 @@ KINDS = {
 
 @part("soak")
 def soak() -> str:
-    """Return what the last soak counted."""
     found = result("soak")
     grown = {
         name: fill(
@@ -331,7 +323,9 @@ FAULT_GROUPS = {
 
 
 def marked() -> list[tuple[str, str, str, str, str]]:
-    """Return (group, fault, what is seen, what is safe, the test) of every `pytest.mark.fault`, as the tests have them."""
+    """Return (group, fault, what is seen, what is safe, the test) of every `pytest.mark.fault`, as the tests
+    have them.
+    """
     found = []
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         for node in ast.parse(path.read_text("utf-8")).body:
@@ -345,7 +339,6 @@ def marked() -> list[tuple[str, str, str, str, str]]:
 
 @part("fault-catalogue")
 def catalogue() -> str:
-    """Return, for each fault, what you will see, what is safe, and the test that shows it."""
     parts = []
     for group, title in FAULT_GROUPS.items():
         rows = [

@@ -1,10 +1,10 @@
-"""Lays the built site beside those of other versions, as a host of the documentation has them.
+"""Adds the built site to those of other versions, in the layout of the documentation's host.
 
-    make docs && python docs/versions.py --home PATH       adds this version, and makes it the one that PATH/ opens
-    python docs/versions.py --home PATH --keep-latest      adds it and leaves the latest as it is (a fix of an old one)
+make docs && python docs/versions.py --home PATH       adds this version, and makes it the one that PATH/ opens
+python docs/versions.py --home PATH --keep-latest      adds it and leaves the latest as it is (a fix of an old one)
 
 PATH/VERSION/ holds each site, PATH/versions.json their list, newest first, in the form of mike
-(https://github.com/jimporter/mike), which the theme's version menu reads. A version that is there is replaced.
+(https://github.com/jimporter/mike), which the theme's version menu reads. An existing version is replaced.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from packaging.version import Version
 
 BUILT = Path(__file__).parent.parent / "build" / "docs" / "site"
 LIST = "versions.json"
-# What the theme writes into each page, and what turns its menu on.
+# The theme's text in each page, and the one that turns its menu on.
 OFF, ON = '"version":null', '"version":{"provider":"mike"}'
 OPENS = """<!doctype html>
 <meta charset="utf-8">

@@ -1,10 +1,10 @@
-"""Predict every case of cases.json, or some, and keep what was predicted.
+"""Predict every case of cases.json, or some, and store the predictions.
 
-    python -m benchmarks.accuracy [--checkouts DIR] [--only ID …] [--again] [--out FILE]
+python -m benchmarks.accuracy [--checkouts DIR] [--only ID …] [--again] [--out FILE]
 
-A case is kept as soon as it ends, so a stop loses at most the one that runs. A case
-that is kept already is not traced again, unless its settings or its driver changed. Cases whose checkout is not in DIR
-are said. The code of others needs einops, einx and jaxtyping.
+A case is stored as soon as it ends, so a stop loses at most the current one. A stored case is not traced again, unless
+its settings or its driver changed. Cases whose checkout is not in DIR are listed. The code of others needs einops, einx
+and jaxtyping.
 """
 
 import argparse
@@ -28,7 +28,6 @@ def say(text: str) -> None:
 
 
 def line_of(row: dict[str, Any]) -> str:
-    """Return a figure as progress shows it."""
     if "predicted" not in row:
         return f"{row['id']} {row['published']}: –"
     if "right" in row:

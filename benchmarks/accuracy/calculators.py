@@ -1,10 +1,10 @@
-"""What published formulas say of the runs of docs/accuracy.md that they can answer, beside what was measured.
+"""Published formulas beside measured runs of docs/accuracy.md.
 
-    python -m benchmarks.accuracy.calculators
+python -m benchmarks.accuracy.calculators
 
-Each is written down here from its own source, with the options that fit the run best. Asked are whole training steps of
-uncompiled models with AdamW on one GPU: their highest measured peak (allocated or requested; where only that was
-published, reserved). None of the formulas claims to be that peak: CALCULATORS says what each one counts.
+Each is written down from its own source, with the options that fit the run best, for whole training steps of uncompiled
+models with AdamW on one GPU: their highest measured peak (allocated or requested; where only that was published,
+reserved). None of the formulas claims to be that peak: CALCULATORS has what each one counts.
 """
 
 import json
@@ -21,7 +21,7 @@ OUT = RESULTS / "accuracy_calculators.json"
 
 
 class Shape(NamedTuple):
-    """A run as a calculator is told it. `linears`: of each MLP, 3 where it is gated."""
+    """A run for a calculator. `linears`: of each MLP, 3 where it is gated."""
 
     layers: int
     hidden: int
@@ -36,7 +36,7 @@ class Shape(NamedTuple):
 
     @property
     def parameters(self) -> int:
-        """As the programs have them: embedding and head apart, norms, learned positions where the MLP is not gated."""
+        """Count as the programs do: embedding and head apart, norms, learned positions where the MLP is not gated."""
         block = 4 * self.hidden**2 + self.linears * self.hidden * self.ffn + 2 * self.hidden
         positions = 0 if self.linears == 3 else self.context * self.hidden
         return self.layers * block + 2 * self.vocab * self.hidden + self.hidden + positions
@@ -115,13 +115,13 @@ SHAPES = {
 
 
 def peak_of(case: dict[str, Any]) -> dict[str, Any]:
-    """The figure that stands for a case: its highest peak, reserved only where nothing else was published."""
+    """Return the figure that stands for a case: its highest peak, reserved only where nothing else was published."""
     figures = [f for f in case["figures"] if f["kind"] in ("allocated", "requested") and "predicted" in f]
     return max(figures or [f for f in case["figures"] if f["kind"] == "reserved"], key=lambda f: f["measured"])
 
 
 def rows(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of each case that the formulas can answer: measured, foretrain's prediction, and what each calculator says."""
+    """Return measured, predicted and calculated figures of each case that the formulas can answer."""
     found = []
     for case in cases:
         if (shape := SHAPES.get(case["id"])) is None:
@@ -137,7 +137,6 @@ def rows(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def summary(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Errors of each, foretrain's first."""
     groups = {"foretrain": ([row["foretrain"] / row["measured"] - 1 for row in found], "every tensor of the program")}
     for one in CALCULATORS:
         groups[one.name] = ([row["says"][one.name] / row["measured"] - 1 for row in found], one.counts)

@@ -1,4 +1,4 @@
-"""Where another project's program lies on this machine: a checkout that the user brings. Nothing is downloaded."""
+"""Checkouts of other projects' programs, which the user brings. Nothing is downloaded."""
 
 import subprocess
 from pathlib import Path
@@ -9,7 +9,7 @@ class Missing(Exception):
 
 
 def find(repository: str, folder: Path | None) -> Path:
-    """The checkout of owner/name@commit, as owner/name, owner+name or name in the folder."""
+    """Return the checkout of owner/name@commit, as owner/name, owner+name or name in the folder."""
     full, _, commit = repository.partition("@")
     owner, _, name = full.partition("/")
     if folder is None:
@@ -22,7 +22,7 @@ def find(repository: str, folder: Path | None) -> Path:
 
 
 def _check(place: Path, full: str, commit: str) -> None:
-    """That it is of the commit, where git knows; an unpacked archive has no .git and is taken as it is."""
+    """Raise Missing for another commit, where git knows; an unpacked archive has no .git and is taken as it is."""
     if not (place / ".git").exists():
         return
     try:

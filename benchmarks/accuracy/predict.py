@@ -1,6 +1,6 @@
-"""The prediction of a case: what the trace or the plan says, by name.
+"""The prediction of a case, by trace or plan.
 
-A program of another project is traced in a forked child: what it imports and changes is nothing for the next.
+A program of another project is traced in a forked child, so that it does not affect the next.
 """
 
 import importlib
@@ -13,7 +13,7 @@ from foretrain.predict.spec import StepSpec
 
 
 def traced(case: table.Case, folders: list[Path]) -> dict[str, Any]:
-    """The program's own readings, and for each phase what the allocator says. Bytes."""
+    """Return the program's own readings, and the allocator's for each phase. Bytes."""
     import foretrain
 
     program = importlib.import_module(f"benchmarks.accuracy.programs.{case.program}")
@@ -37,7 +37,7 @@ def traced(case: table.Case, folders: list[Path]) -> dict[str, Any]:
 
 
 def without_places(said: dict[str, Any], folders: list[Path]) -> dict[str, Any]:
-    """The same, with files named from their checkout on: where that lies is no part of the result."""
+    """Name files from their checkout on: its place is not part of the result."""
     text = json.dumps(said)
     for folder in folders:
         text = text.replace(f"{folder.parent}/", "")
@@ -45,7 +45,9 @@ def without_places(said: dict[str, Any], folders: list[Path]) -> dict[str, Any]:
 
 
 def by_phase(record: Any) -> dict[str, int]:
-    """Of a trace: peaks of each phase as requested and as allocated, what is allocated where it begins, and the peaks of all."""
+    """Return peaks of each phase as requested and as allocated, what is allocated where it begins, and the peaks of
+    all.
+    """
     from foretrain.predict.allocator.replay import replay
 
     sizes = [allocation.nbytes for allocation in record.allocations]
@@ -75,7 +77,7 @@ def by_phase(record: Any) -> dict[str, int]:
 
 
 def planned(case: table.Case) -> dict[str, Any]:
-    """What `foretrain plan` says of nanoGPT-like rows: seconds a step, and whether the card holds it."""
+    """Return `foretrain plan`'s answer for nanoGPT-like rows: seconds per step, and whether the card holds it."""
     from foretrain.config.resolve import resolve
     from foretrain.hardware.catalogue import find
     from foretrain.predict.memory import predict
@@ -107,7 +109,6 @@ def planned(case: table.Case) -> dict[str, Any]:
 
 
 def said_of(case: table.Case, folder: Path | None) -> dict[str, Any]:
-    """The prediction, or why there is none."""
     from foretrain.predict.trace.forked import CAN_FORK, in_child
 
     try:

@@ -24,7 +24,6 @@ from benchmarks.common import RESULTS, versions
 
 OUT = RESULTS / "recordings.json"
 PHASE = "recorded"
-# Where each case's recording is, without its ending.
 FILES = {
     "cs-n-100": "cs336-niu-t100",
     "cs-n-150": "cs336-niu-t150",
@@ -33,7 +32,6 @@ FILES = {
     "cs-k-128": "cs336-kkaitlyn111-2.7b-t128",
 }
 MOST_DIFFERENCES = 2000
-# What differs, where the reason is known.
 SWAPPED = "two buffers of equal size, with which index_put sorts, are freed in the other order"
 NAMED = {
     "cs-k-128": "the process had a cuBLAS workspace of 32 MiB before the recording began; index_put took a buffer of "
@@ -43,7 +41,7 @@ NAMED = {
 
 
 class BadRecording(ValueError):
-    """The file is no recording: one sentence."""
+    pass
 
 
 class Life(NamedTuple):
@@ -55,7 +53,6 @@ class Life(NamedTuple):
 
 
 def recorded(path: Path) -> list[Life]:
-    """The allocations of a recording. Raises BadRecording."""
     from foretrain.predict import snapshot
 
     try:
@@ -79,7 +76,7 @@ def recorded(path: Path) -> list[Life]:
 
 
 def traced(case: table.Case, folders: list[Path]) -> list[Life]:
-    """The allocations of the program's trace, in the phase that was recorded."""
+    """Return the allocations of the program's trace, in the recorded phase."""
     import foretrain
 
     program = importlib.import_module(f"benchmarks.accuracy.programs.{case.program}")
@@ -99,7 +96,7 @@ def traced(case: table.Case, folders: list[Path]) -> list[Life]:
 
 
 def in_order(a: list[int], b: list[int]) -> list[tuple[int, int]]:
-    """Pairs of places of a longest common subsequence. Raises BadRecording where too much differs."""
+    """Return pairs of places of a longest common subsequence. Raises BadRecording where too much differs."""
     furthest, walks = {1: 0}, list[dict[int, int]]()
     for differences in range(MOST_DIFFERENCES):
         walks.append(dict(furthest))
@@ -115,7 +112,7 @@ def in_order(a: list[int], b: list[int]) -> list[tuple[int, int]]:
 
 
 def _pairs(walks: list[dict[int, int]], x: int, y: int) -> list[tuple[int, int]]:
-    """Back from the end: every step along a diagonal is a pair."""
+    """Go back from the end: every step along a diagonal is a pair."""
     pairs = []
     for differences in range(len(walks) - 1, -1, -1):
         furthest, k = walks[differences], x - y
@@ -130,10 +127,12 @@ def _pairs(walks: list[dict[int, int]], x: int, y: int) -> list[tuple[int, int]]
 
 
 def compare(ours: list[Life], theirs: list[Life]) -> dict[str, Any]:
-    """How many allocations are the same in order, how many of these are freed at the same place, and what is not."""
+    """Count allocations that are the same in order, and of these those freed at the same place; list the
+    differences.
+    """
     pairs = in_order([life.nbytes for life in theirs], [life.nbytes for life in ours])
     of_theirs = dict(pairs)
-    next_pair: list[int] = [len(ours)] * (len(theirs) + 1)  # of each place in the recording, where the trace is then
+    next_pair: list[int] = [len(ours)] * (len(theirs) + 1)  # of each place in the recording, the trace's
     for place in range(len(theirs) - 1, -1, -1):
         next_pair[place] = of_theirs.get(place, next_pair[place + 1])
     freed = 0
@@ -153,7 +152,6 @@ def compare(ours: list[Life], theirs: list[Life]) -> dict[str, Any]:
 
 
 def find(folder: Path, stem: str) -> Path:
-    """The recording's file. Raises BadRecording where there is none."""
     for path in (folder / f"{stem}.pickle", folder / f"{stem}.json.gz"):
         if path.is_file():
             return path

@@ -1,4 +1,4 @@
-"""benchmarks/results/accuracy.json: the predictions that are kept, and the record that is made of them. No torch."""
+"""benchmarks/results/accuracy.json: the stored predictions, and their record. No torch."""
 
 import ast
 import hashlib
@@ -13,19 +13,17 @@ from typing import Any
 from benchmarks.accuracy.table import KINDS, Case, Figure, Table
 
 PROGRAMS = Path(__file__).parent / "programs"
-# What a prediction is kept with.
 TEXTS = ("fingerprint", "foretrain", "commit", "torch", "python", "date")
 
 
 @cache
 def _driver(program: str) -> str:
-    """Its code, however it is laid out."""
     path = PROGRAMS / f"{program}.py"
     return ast.dump(ast.parse(path.read_text("utf-8"))) if path.is_file() else ""
 
 
 def fingerprint(case: Case) -> str:
-    """Of what a prediction follows from: settings, card, driver. Not of what was measured."""
+    """Hash what decides a prediction: settings, card, driver; not what was measured."""
     asked = [case.program, dict(case.settings), case.gpu, list(case.checkouts), sorted(f.reads for f in case.figures)]
     return hashlib.sha256((json.dumps(asked, sort_keys=True) + _driver(case.program)).encode()).hexdigest()[:16]
 
@@ -52,7 +50,7 @@ def group_of(case: Case) -> str:
 
 
 def figure_row(figure: Figure, said: dict[str, Any] | None) -> dict[str, Any]:
-    """The figure with what was predicted; an error is positive where too much, or too slow, was predicted."""
+    """Return the figure with its prediction; a positive error is too much, or too slow."""
     row: dict[str, Any] = {
         "id": figure.id, "kind": figure.kind, "measured": figure.value, "published": f"{figure.measured:,} {figure.unit}",
         "quote": figure.quote, "named": figure.named,
@@ -73,7 +71,7 @@ def figure_row(figure: Figure, said: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def case_row(case: Case, kept: dict[str, Any] | None, state: str) -> dict[str, Any]:
-    """The case with its figures. `state` says why it has none."""
+    """Return the case with its figures. `state`: why it has none."""
     said = kept["said"] if kept else None
     row: dict[str, Any] = {
         "id": case.id, "group": group_of(case), "what": case.what, "gpu": case.gpu, "measured_on": case.measured_on,
@@ -88,7 +86,6 @@ def case_row(case: Case, kept: dict[str, Any] | None, state: str) -> dict[str, A
 
 
 def summary_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Errors by kind of case and of figure."""
     memory = [
         (row, figure)
         for row in rows
@@ -133,7 +130,7 @@ def _of_kind(rows: Iterable[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
 def document(
     table: Table, kept: dict[str, dict[str, Any]], states: dict[str, str], head: dict[str, Any]
 ) -> dict[str, Any]:
-    """The record: cases in the table's order, then what is left out, then the predictions themselves."""
+    """Return the record: cases in the table's order, then what is left out, then the predictions."""
     rows = [case_row(case, kept.get(case.id), states.get(case.id, "not asked for yet")) for case in table.cases]
     times, fits = _of_kind(rows, "time"), _of_kind(rows, "fits")
     figures = sum(len(case.figures) for case in table.cases)

@@ -26,7 +26,7 @@ class _Record(BaseModel):
 
 
 class Figure(_Record):
-    """One measured figure; `reads` names what of the prediction stands against it."""
+    """One measured figure; `reads` names its part of the prediction."""
 
     id: Text
     kind: Literal["allocated", "requested", "reserved", "at rest", "out of memory", "step time", "tokens/s"]
@@ -34,7 +34,7 @@ class Figure(_Record):
     unit: Literal["B", "MiB", "GiB", "ms", "tok/s", "OOM"]
     reads: Text
     quote: Text
-    named: str = ""  # why prediction and measurement differ, where that is known; no part of the prediction
+    named: str = ""  # why prediction and measurement differ, where known
 
     @model_validator(mode="after")
     def _of_its_kind(self) -> Self:
@@ -44,7 +44,7 @@ class Figure(_Record):
 
     @property
     def value(self) -> float:
-        """In bytes, seconds or tokens a second."""
+        """Return bytes, seconds or tokens per second."""
         return self.measured * UNITS[self.unit]
 
     def same(self, predicted: float) -> bool:
@@ -54,8 +54,6 @@ class Figure(_Record):
 
 
 class Case(_Record):
-    """One run that somebody measured, and how foretrain predicts it."""
-
     id: Annotated[str, StringConstraints(pattern=r"^[\w.-]+$")]
     program: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$")]  # "plan", or a file of programs/
     settings: Mapping[str, Any]
@@ -71,8 +69,6 @@ class Case(_Record):
 
 
 class LeftOut(_Record):
-    """Rows of the collection that are not predicted, and why."""
-
     rows: Text
     count: int = Field(ge=1)
     world: Text

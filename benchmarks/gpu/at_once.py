@@ -1,6 +1,6 @@
-"""Jobs in forks of this process, so many at once, until the time is up. torch is imported once, CUDA by the forks.
+"""Jobs in parallel forks of this process, until the time is up. torch is imported once, CUDA by the forks.
 
-Each job's answer is a dict. A fork that raises answers {"error"}; one that dies or is too slow is told the same way.
+Each job's answer is a dict; {"error"} where a fork raises, ends or is too slow.
 """
 
 import json
@@ -14,20 +14,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-GRACE_S = 30  # what is running when the time is up may still end
+GRACE_S = 30  # for running jobs to end after the time is up
 
 
 def import_compiler() -> None:
     """Import torch and its compiler, whose import asks how many cards there are: a process that has asked cannot fork.
 
-    Told of none, torch before 2.13 would measure kernels by Triton's do_bench from then on, whose buffer is larger than
-    the one that a run of its own takes; so where it decides this it is told of one.
+    Without a card, torch before 2.13 would measure kernels by Triton's do_bench from then on, whose buffer is larger
+    than a real run's; so it sees one.
     """
     import torch
 
     counted = getattr(torch._C, "_cuda_getDeviceCount", None)
     try:
-        if counted:  # what torch has without CUDA decides more
+        if counted:  # without CUDA torch decides more differently
             torch._C._cuda_getDeviceCount = lambda: 1
             import torch._inductor.runtime.benchmarking
 
@@ -42,7 +42,7 @@ def import_compiler() -> None:
 
 
 def run_all(jobs: dict[str, Callable[[], dict[str, Any]]], at_once: int, deadline: float) -> dict[str, dict[str, Any]]:
-    """{name: answer} of all jobs that ended; those without one were not begun by `deadline` (time.monotonic)."""
+    """Return {name: answer} of all finished jobs; others were not begun by `deadline` (time.monotonic)."""
     found: dict[str, dict[str, Any]] = {}
     waiting, running = list(jobs), dict[int, tuple[str, Path, float]]()
     with tempfile.TemporaryDirectory() as folder:
@@ -68,13 +68,12 @@ def run_all(jobs: dict[str, Callable[[], dict[str, Any]]], at_once: int, deadlin
 
 
 def error_of(error: Exception) -> dict[str, Any]:
-    """The answer of a job that raised, with the last of where."""
     where = "".join(traceback.format_tb(error.__traceback__))[-1500:]
     return {"error": f"{type(error).__name__}: {str(error)[:300]}", "where": where}
 
 
 def answer_of(job: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """A job's answer, or what it raised: one failing case must not cost the others their time on the card."""
+    """Return a job's answer or error: one failing case must not cost the others their time on the card."""
     try:
         return job()
     except Exception as error:

@@ -1,9 +1,9 @@
-"""The forecasts of an H100 as they were before its runs corrected the model: benchmarks/results/gpu_h100_blind.json.
+"""The forecasts of an H100 before its runs corrected the model: benchmarks/results/gpu_h100_blind.json.
 
-    python benchmarks/gpu/blind.py            (in a clone with its history, a second)
+python benchmarks/gpu/blind.py            (in a clone with its history, a second)
 
-Reads the results that were committed on the first day of measurements (COMMIT), and keeps each run's errors. Nothing
-is predicted again: the model of today has learned from these runs.
+Reads the results that were committed on the first day of measurements (COMMIT), and stores each run's errors. Nothing
+is predicted again: the current model has learned from these runs.
 """
 
 import json
@@ -21,13 +21,12 @@ MEMORY = ("allocated_error", "reserved_error", "ledger_error", "process_error", 
 
 
 def committed(name: str) -> dict[str, Any]:
-    """A results file of that day."""
     path = f"{COMMIT}:benchmarks/results/gpu_h100_{name}.json"
     return json.loads(subprocess.run(["git", "show", path], capture_output=True, check=True).stdout)
 
 
 def time_row(row: dict[str, Any]) -> dict[str, Any]:
-    """A step's errors, and whether it took what the range said."""
+    """Return a step's errors, and whether it was in the range."""
     found: dict[str, Any] = {"name": row["name"], "compiled": row["compiled"]}
     for kind in ("catalogue", "calibrated"):
         told = row[kind]

@@ -1,11 +1,9 @@
-"""What the GPU suite measures: every feature that moves memory, eager and compiled, our step and nanoGPT's."""
+"""The cases of the GPU suite: every feature that moves memory, eager and compiled, our step and nanoGPT's."""
 
 from typing import Any, NamedTuple
 
 
 class Case(NamedTuple):
-    """One run: knobs, dtype, whose step, compiled or not."""
-
     name: str
     knobs: dict[str, Any]
     dtype: str

@@ -40,10 +40,10 @@ from foretrain.predict.trace.record import Trace
 
 
 def trace_as_measured(data: dict[str, Any], row: dict[str, Any]) -> None:
-    """Let the trace of a compiled step take the buffer that was taken there between measurements of kernels.
+    """Use the run's buffer between measurements of kernels in the trace of a compiled step.
 
-    Triton's is 256 MiB. It was until the suite wrote down by whom Inductor measures: torch before 2.13 decides that
-    when it is imported, which was done where no card was seen (at_once.py).
+    Triton's is 256 MiB. It applies to results from before the suite recorded who measures: torch before 2.13 decides
+    that at import, which saw no card (at_once.py).
     """
     older = tuple(int(part) for part in data["versions"]["torch"].split(".")[:2]) < (2, 13)
     told = row.get("benchmarker") or data.get("benchmarker") or ("TritonBenchmarker" if older else "")
@@ -54,7 +54,9 @@ def trace_as_measured(data: dict[str, Any], row: dict[str, Any]) -> None:
 
 
 def differences(trace: Trace, history: dict[str, Any]) -> list[dict[str, Any]]:
-    """Sizes (in 512-byte blocks) that the card's history has more or less often than the trace, largest sums first."""
+    """Return sizes (in 512-byte blocks) that the card's history has more or less often than the trace, largest sums
+    first.
+    """
     real: Counter[int] = Counter(-(-size // 512) * 512 for size in history["sizes"] if size > 0)
     ours: Counter[int] = Counter(
         -(-trace.allocations[event].nbytes // 512) * 512 for event in trace.events if event >= 0
@@ -69,7 +71,7 @@ def differences(trace: Trace, history: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def compare(row: dict[str, Any], gpu: Any) -> dict[str, Any]:
-    """One case: errors by phase, the worst of them, and the verdicts."""
+    """Return one case's errors by phase, the worst of them, and the verdicts."""
     config = launched(row["knobs"])
     ledger = predict(StepSpec.of(config, gpu, row["step"], dtype=row["dtype"], compiled=row["compiled"]))
     traces = service.traces(

@@ -36,7 +36,6 @@ NEEDS_BITSANDBYTES = ("8bit", "qlora")
 
 
 def chosen(pattern: str) -> list[Case]:
-    """Those whose name matches: real sizes, then families, then the grid and the rest."""
     able = [case for case in cases() if re.search(pattern, case.name)]
     if not importlib.util.find_spec("bitsandbytes"):
         able = [case for case in able if not any(word in case.name for word in NEEDS_BITSANDBYTES)]
@@ -45,7 +44,6 @@ def chosen(pattern: str) -> list[Case]:
 
 
 def measure(case: Case) -> dict[str, Any]:
-    """One run on the card."""
     import torch
 
     from tests.cuda_build.finetuning.run import run
@@ -60,7 +58,6 @@ def measure(case: Case) -> dict[str, Any]:
 
 
 def measure_all(pattern: str, at_once: int, minutes: float) -> dict[str, Any]:
-    """Every run, with what measured it."""
     end = time.monotonic() + minutes * 60
     import_compiler()
     import torch
@@ -80,7 +77,7 @@ def measure_all(pattern: str, at_once: int, minutes: float) -> dict[str, Any]:
 
 
 def compare(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """Each run's peaks beside those of its trace and its estimate."""
+    """Return each run's peaks beside those of its trace and its estimate."""
     from foretrain.config.hub.source import facts_of
     from foretrain.hardware.catalogue import match
     from foretrain.predict.allocator.replay import replay

@@ -30,12 +30,11 @@ HERE = Path(__file__).parent
 
 
 def whose(side: str) -> StepName:
-    """nanoGPT's step or foretrain's, of a way or of a program."""
     return "nanogpt" if side == "nanogpt" else "foretrain"
 
 
 def measured() -> Iterator[dict[str, Any]]:
-    """(title, knobs, whose step, compiled, dtype, seconds) of every step that was timed."""
+    """Yield title, options, step, compiled, dtype and seconds of every timed step."""
     for row in json.loads((RESULTS / "gpu_h100_ways.json").read_text("utf-8"))["rows"]:
         if row["blocks"]:
             graph = {"cuda_graph": "on"} if row["step"] == "graphed" else {}

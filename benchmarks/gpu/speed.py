@@ -67,7 +67,7 @@ ERRORS = ("catalogue_error", "calibrated_error", "energy_error")
 
 
 def joules(device: torch.device) -> float | None:
-    """What the card has used since its driver was loaded; None without a counter."""
+    """Return the card's energy since its driver was loaded; None without a counter."""
     if device.type != "cuda":
         return None
     import pynvml
@@ -80,7 +80,6 @@ def joules(device: torch.device) -> float | None:
 
 
 def forecast(case: Case, gpu: Any) -> dict[str, Any]:
-    """Step time, energy of a step, and what the first step takes longer."""
     spec = StepSpec.of(launched(case.knobs), gpu, dtype=case.dtype, compiled=case.compiled)  # type: ignore[arg-type]
     found, evaluation = step_time(spec), evaluation_time(spec)
     assert found
@@ -90,7 +89,7 @@ def forecast(case: Case, gpu: Any) -> dict[str, Any]:
 
 
 def measure(case: Case, placement: Placement) -> dict[str, Any]:
-    """Median seconds, and joules a step over all timed ones, the two that warm up included in neither."""
+    """Return median seconds, and joules per step, without the two that warm up."""
     torch._dynamo.reset()
     config, device = launched(case.knobs), placement.device
     try:
@@ -108,14 +107,14 @@ def measure(case: Case, placement: Placement) -> dict[str, Any]:
 
 
 def compile_alone(case: Case, device: str) -> dict[str, Any]:
-    """In a fork: the first steps, whose kernels are left in the compiler's cache."""
+    """Take the first steps in a fork, to fill the compiler's cache."""
     began = time.perf_counter()
     Stepper(launched(case.knobs), place(RunConfig(device=device)), case.dtype, compiled=True)
     return {"first_steps_s": time.perf_counter() - began}
 
 
 def compile_all(cases: list[Case], device: str, deadline: float) -> None:
-    """Before this process asks for a card, as a process that has cannot fork."""
+    """Compile before this process asks for a card, as it could not fork afterwards."""
     import_compiler()
     jobs: dict[str, Callable[[], dict[str, Any]]] = {
         f"{case.name} {case.dtype}, compiled": partial(compile_alone, case, device) for case in cases if case.compiled
@@ -124,11 +123,11 @@ def compile_all(cases: list[Case], device: str, deadline: float) -> None:
 
 
 class LateError(Exception):
-    """The calibration has had its time."""
+    pass
 
 
 def calibration_of(cases: list[Case], placement: Placement, deadline: float) -> Calibration | None:
-    """In the dtypes and modes of these cases, fp32 always; None where the deadline came first."""
+    """Calibrate the dtypes and modes of these cases, fp32 always; None where the deadline came first."""
 
     def listen(what: str, share: float) -> None:
         if time.monotonic() > deadline:

@@ -32,7 +32,6 @@ AT_ONCE = 4
 
 
 def measure_memory(case: Case, device: str) -> dict[str, Any]:
-    """One run with its memory: peaks by phase, process, context, history."""
     import torch
 
     from foretrain.measure.verify_record import Case as Run
@@ -62,7 +61,9 @@ def measure_memory(case: Case, device: str) -> dict[str, Any]:
 
 
 def history(entries: list[dict[str, Any]]) -> dict[str, Any]:
-    """Signed sizes of alloc and free in order, segments, and for each size one place in Python that asked for it."""
+    """Return signed sizes of alloc and free in order, segments, and for each size one place in Python that asked for
+    it.
+    """
     sizes, segments, places = [], [], {}
     for entry in entries:
         action, size = entry["action"], entry["size"]
@@ -78,7 +79,7 @@ def history(entries: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def process_bytes() -> int:
-    """What NVML counts for this process; where it counts none, as in some containers, the card's use."""
+    """Return NVML's figure for this process; where it counts none, as in some containers, the card's use."""
     import pynvml
     import torch
 
@@ -105,7 +106,7 @@ def main() -> None:
     from torch._inductor import config as inductor
     from torch._inductor.runtime.benchmarking import benchmarker
 
-    inductor.force_disable_caches = True  # a kernel that is known from before is not tried out
+    inductor.force_disable_caches = True  # a cached kernel is not autotuned
     cases = SMALL if args.small else [case for case in CASES if re.search(args.only, case.name)]
     end = time.monotonic() + args.minutes * 60
     names = [

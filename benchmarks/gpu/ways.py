@@ -54,13 +54,12 @@ class Way(NamedTuple):
 
     @property
     def title(self) -> str:
-        """What the table says."""
         mode = "" if self.compiled else ", eager"
         return f"{self.model}: {self.name}{mode}{', fp16' if self.dtype == 'float16' else ''}"
 
 
 def of(model: str, base: dict[str, Any], ways: dict[str, dict[str, Any]], **more: Any) -> list[Way]:
-    """nanoGPT's step, compiled, and so many ways of ours."""
+    """Return nanoGPT's compiled step and these variants of ours."""
     rival = Way(model, "nanoGPT", base, "nanogpt", **more)
     return [rival, *(Way(model, name, {**base, **knobs}, **more) for name, knobs in ways.items())]
 
@@ -123,18 +122,17 @@ PROFILED = {
     "one graph",
     "one graph, masters",
 }
-BLOCKS = {"4 × 128": 100, "6 × 384": 50, "tiny": 3}  # steps of one, 4 where nothing else is said
+BLOCKS = {"4 × 128": 100, "6 × 384": 50, "tiny": 3}  # per block, 4 by default
 
 
 def chosen(ways: list[Way], pattern: str | None) -> list[Way]:
-    """Those whose title has the pattern, each model's with nanoGPT's compiled step, to which they are held."""
+    """Return those whose title has the pattern, each model's with nanoGPT's compiled step for comparison."""
     found = [way for way in ways if re.search(pattern or "", way.title)]
     models = {way.model for way in found}
     return [way for way in ways if way in found or (way.step == "nanogpt" and way.compiled and way.model in models)]
 
 
 def tokens(folder: Path) -> None:
-    """train.bin and val.bin."""
     from nanogpt_step import tokens_like_text
 
     draw = np.random.default_rng(0)
@@ -143,8 +141,6 @@ def tokens(folder: Path) -> None:
 
 
 class Trainer:
-    """A way, built: `step` and what it took."""
-
     def __init__(self, way: Way, device: str, folder: Path) -> None:
         import torch
         from nanogpt_step import Foretrain, NanoGptTraining
@@ -164,11 +160,11 @@ class Trainer:
             self.own.take = GraphedStep(self.own.state)
 
     def block(self, count: int) -> dict[str, Any]:
-        """Seconds a step of so many, torch's peaks, and the last loss."""
+        """Return seconds per step of so many, torch's peaks, and the last loss."""
         torch = self.torch
         if self.on_card:
             torch.cuda.reset_peak_memory_stats()
-            self.own.step(self.number)  # the memory that the block before gave back is taken anew
+            self.own.step(self.number)  # reallocate what the last block freed
             torch.cuda.synchronize()
         began, loss = time.perf_counter(), 0.0
         for _ in range(count):
@@ -184,16 +180,17 @@ class Trainer:
         return found
 
     def forget(self) -> None:
-        """Give back what a step that ran out of memory has left."""
+        """Free what an out-of-memory step has left."""
         model = self.own.state.model if hasattr(self.own, "state") else self.own.model
         for parameter in model.parameters():
             parameter.grad = None
         self.torch.cuda.empty_cache()
 
     def kernels(self, count: int) -> dict[str, Any]:
-        """What the card did in so many steps, by the profiler: each kernel's runs and seconds a step, longest first.
+        """Return the profiler's view of so many steps: each kernel's runs and seconds per step, longest first.
 
-        `busy_s`: seconds a step in which any kernel ran; `host_s`: of the step while it was watched."""
+        `busy_s`: seconds per step in which any kernel ran; `host_s`: of the step while it was watched.
+        """
         import torch
         from torch.profiler import ProfilerActivity, profile
 
@@ -220,7 +217,7 @@ class Trainer:
 
 
 def work(way: Way, device: str, folder: Path, told: Connection) -> None:
-    """A process: builds, compiles, then trains a block whenever it is asked for one."""
+    """Build and compile in a process, then train a block on request."""
     try:
         began = time.perf_counter()
         trainer = Trainer(way, device, folder)
@@ -245,7 +242,7 @@ def work(way: Way, device: str, folder: Path, told: Connection) -> None:
 
 
 def measure(ways: list[Way], device: str, folder: Path, at_once: int, end: float) -> list[dict[str, Any]]:
-    """All ways: started `at_once` side by side, then in turn."""
+    """Start all, `at_once` side by side, then measure in turn."""
     fork = multiprocessing.get_context("fork")
     rows: list[dict[str, Any]] = [{**way._asdict(), "title": way.title, "blocks": []} for way in ways]
     pipes: dict[int, Any] = {}
@@ -297,7 +294,6 @@ def measure(ways: list[Way], device: str, folder: Path, at_once: int, end: float
 
 
 def asked(pipe: Connection, what: str, count: int) -> dict[str, Any]:
-    """The answer of a way's process."""
     pipe.send((what, count))
     return _heard(pipe)
 

@@ -55,8 +55,6 @@ class Line(Record):
 
 
 class Point(Record):
-    """The memory after an event of the trace, by component."""
-
     position: int
     phase: str
     moment: str
@@ -239,7 +237,6 @@ def _judge(low: int, high: int, context: Context) -> str:
 
 
 def timeline(trace: Trace, settings: Settings | None = None, points: int = TIMELINE_POINTS) -> tuple[Point, ...]:
-    """Return the highest moment of each of about `points` parts of the run's events."""
     stretch = max(1, -(-len(trace.events) // points))
     ids = [component_id(a) for a in trace.allocations]
     alive: Counter[str] = Counter()

@@ -43,8 +43,6 @@ class ExplainedPhase(Record):
 
 
 class FineTuneExplanation(Record):
-    """`phase`: the one that needs most, which `lines` are of."""
-
     source: Literal["estimated", "traced"]
     phase: str
     phases: tuple[ExplainedPhase, ...]
@@ -130,7 +128,6 @@ def _letters(formula: str) -> str:
 
 
 def _where(estimate: FineTuneLedger, component: str, formula: str) -> str:
-    """Name the weights of this size that a component has a tensor for, layers together."""
     if component not in ("weights", "adapters", *TRAINED):
         return ""
     sizes = {name: weight.shape for name, weight in estimate.weights.items() if _has(component, name, weight)}

@@ -75,8 +75,6 @@ class RankPart(Record):
 
 
 class Stretch(Record):
-    """From which step on so many ranks trained."""
-
     first_step: int
     world: int
 
@@ -108,7 +106,6 @@ class RanksExplained(Record):
 
     @property
     def card_tokens_per_s(self) -> float | None:
-        """Return the speed of each card; None on a CPU, which ranks share."""
         return self.tokens_per_s / self.devices if self.tokens_per_s and self.devices == self.world else None
 
 
@@ -160,7 +157,6 @@ class Row(Record):
 
     @property
     def in_range(self) -> bool | None:
-        """Return whether the measured figure is in the stated range; None where it cannot tell."""
         return None if self.busy or self.low is None or self.high is None else self.low <= self.measured <= self.high
 
 

@@ -41,7 +41,6 @@ LOCKS = Path("/proc/locks")
 
 class ObservedRun(RunDirectory):
     def is_locked(self) -> bool:
-        """Return whether a living process trains here, judged without touching the lock."""
         said = state.read_now(self.path)
         lives = state.lives(said) if said else None
         if lives is not None:
@@ -64,7 +63,6 @@ class ObservedRun(RunDirectory):
 
 
 def age_s(path: Path) -> float:
-    """Return the seconds since a file changed; infinite where there is none."""
     try:
         return time.time() - path.stat().st_mtime
     except OSError:
@@ -100,7 +98,6 @@ def held_here(listing: Path = LOCKS, processes: Path = Path("/proc")) -> list[Pa
 
 
 def newest_lines(file: Path) -> list[dict[str, Any]]:
-    """Return the last whole lines of a file of JSON lines, without damaged ones."""
     try:
         with file.open("rb") as opened:
             start = max(0, file.stat().st_size - _LAST_BYTES)
@@ -117,8 +114,6 @@ def newest_lines(file: Path) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Listed:
-    """Runs with their folders, by path; `unreadable`: why others could not be read."""
-
     runs: list[tuple[Path, RunRecord]]
     unreadable: list[UserError]
 
@@ -185,8 +180,6 @@ class LiveRun(Record):
 
 
 class LiveCard(CardSample):
-    """`ours_bytes`: what the runs here hold."""
-
     name: str
     driver: str = ""
     total_bytes: int | None = None
@@ -277,7 +270,6 @@ def _processes(path: Path, said: state.Now) -> Iterator[int]:
 
 
 def _figures(run: ObservedRun, record: RunRecord) -> Values:
-    """Return the figures of the record and the newest lines; while a run continues, the lines come first."""
     alive, (last, evaluation, recent_s) = record.status == "running", _tail(run.path)
     step = _step(record, _whole(last.get("step")), alive=alive)
     steps, tokens, last_s = record.steps_asked, _number(last.get("tokens")), _number(last.get("step_s"))
@@ -313,7 +305,6 @@ def _step(record: RunRecord, last: int | None, *, alive: bool) -> int | None:
 
 
 def _sampled(path: Path) -> int | None:
-    """Return the memory of a watched command's processes: on the cards, else on the host."""
     sample = next(reversed(newest_lines(path / "samples.jsonl")), {})
     cards = [card for card in sample.get("cards") or () if isinstance(card, dict)]
     return sum(_whole(card.get("ours_bytes")) or 0 for card in cards) or _whole(sample.get("rss_bytes"))
@@ -333,7 +324,6 @@ def _planned(run: ObservedRun, record: RunRecord) -> Values:
 
 
 def _tail(path: Path) -> tuple[Values, Values, list[float]]:
-    """Return the last step and the last evaluation of metrics.jsonl, and the seconds of the newest steps."""
     step, evaluation, recent_s = Values(), Values(), list[float]()
     for line in newest_lines(path / "metrics.jsonl"):
         if line.get("kind") == "evaluation":

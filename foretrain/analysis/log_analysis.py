@@ -43,8 +43,6 @@ TokensSource = Literal["config", "log", "rate", "unknown"]
 
 
 class Losses(Record):
-    """Losses of the log; `val_unit` is the unit of validation losses. None where nothing finite was printed."""
-
     first_loss: float | None
     last_loss: float | None
     last_val_loss: float | None
@@ -165,7 +163,6 @@ def _pace(pace: Pace | None) -> dict[str, Any]:
 
 
 def mean_step_s(log: TrainingLog) -> float | None:
-    """Return the mean step of the whole run, evaluations and saves included, from the end of the log."""
     header = log.header
     return header.run_s / header.run_steps if header.run_s and header.run_steps else None
 
@@ -259,7 +256,6 @@ def _remaining(
 
 
 def _evaluation_interval(log: TrainingLog, config: RunConfig | None) -> int | None:
-    """Return the steps between evaluations: the log's, else the config's."""
     distances = sorted(b - a for a, b in pairwise(sorted({e.step for e in log.evaluations})))
     if distances:
         return distances[len(distances) // 2]
@@ -270,7 +266,6 @@ def _whole_run(
     log: TrainingLog, pace: Pace | None, slower: tuple[Disturbance, ...], remaining: Remaining | None,
     config: RunConfig | None, gpu: Gpu | None, mfu: float | None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Add up the log's time so far and the time left, both with the same evaluations and pace."""
     if remaining is None or pace is None:
         return {"whole_run_s": None, "whole_run_energy_j": None, "whole_run_cost": None}
     so_far_s, left = _so_far_s(log, pace.median_s, slower), remaining.time_s
@@ -317,7 +312,6 @@ def config_of(
 
 
 def as_printed(resolved: ResolvedConfig, log: TrainingLog) -> ResolvedConfig:
-    """Return the config with the log's own settings in it, where the user did not type others."""
     typed = {key for key, source in resolved.sources.items() if source.startswith("--")}
     found = {key: value for key, value in printed(log).items() if key not in typed}
     model = found.get("init_from")

@@ -50,7 +50,6 @@ class Utilization(Record):
 
 
 def recomputed_flops_per_token(config: RunConfig) -> int:
-    """Return the FLOPs of the recomputed forward pass of checkpointed blocks."""
     return config.checkpointed * ModelShape.of(config).block_forward_flops_per_token
 
 
@@ -105,8 +104,6 @@ _OTHER_LOSSES = {"a preference loss": "preference_loss", "a policy loss": "polic
 
 
 class Finding(Record):
-    """The id of a text and its values."""
-
     id: str
     tone: Literal["good", "warn", "bad", "plain"]
     values: dict[str, Any] = Field(default_factory=dict)

@@ -85,7 +85,6 @@ def steady(log: TrainingLog, config: RunConfig | None) -> Pace:
 
 
 def has_only_first_steps(log: TrainingLog) -> bool:
-    """Return whether every time is of a first step, which compiles, and in nanoGPT evaluates."""
     firsts = {segment[0] for segment in log.steps.segments()}
     timed = [i for i, time_s in enumerate(log.steps.time_s) if math.isfinite(time_s)]
     means = log.program.mean_times and any(log.steps.number[i] >= FIRST_STEPS for i in timed)
@@ -93,7 +92,6 @@ def has_only_first_steps(log: TrainingLog) -> bool:
 
 
 def log_of(numbers: Sequence[int], times_s: Sequence[float], starts: list[int]) -> TrainingLog:
-    """Make a log of step times from elsewhere. `starts`: index of each segment's first."""
     unknown = array("d", [math.nan] * len(numbers))
     steps = Steps(
         number=array("q", numbers), time_s=array("d", times_s), loss=unknown, logged_mfu=unknown, tokens_per_s=unknown,
@@ -103,7 +101,6 @@ def log_of(numbers: Sequence[int], times_s: Sequence[float], starts: list[int]) 
 
 
 def _evaluates(log: TrainingLog, config: RunConfig | None, i: int) -> int:
-    """Count what happened within the step, by the config where a log lacks its evaluation lines."""
     happened = log.steps.happened[i]
     if config is not None and log.program.times_evaluation and log.steps.number[i] % config.eval_interval == 0:
         return happened or (0 if log.evaluations else EVALUATED)
@@ -273,7 +270,6 @@ def starts_of(lines: Sequence[dict[str, Any]], resumed_from: tuple[int, ...]) ->
 
 
 def pace_of_lines(lines: Sequence[dict[str, Any]], starts: list[int]) -> Pace:
-    """Return the steady steps of these lines. Evaluations are not within their times."""
     return steady(log_of([line["step"] for line in lines], [line["step_s"] for line in lines], starts), None)
 
 

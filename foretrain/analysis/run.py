@@ -30,8 +30,6 @@ STEP_PHASES = ("steady_step", "first_step")
 
 
 class Piece(Record):
-    """Bytes of one part of the memory; None on a side that does not know it. `sum`: of those before it."""
-
     id: str
     predicted_bytes: int | None
     measured_bytes: int | None
@@ -39,8 +37,6 @@ class Piece(Record):
 
 
 class TimePiece(Record):
-    """Seconds of one part of the run; `count` is how often. `inside`: part of another row, in no sum."""
-
     id: str
     predicted_s: float | None
     measured_s: float | None
@@ -82,7 +78,6 @@ class OutOfMemory(Record):
 
     @property
     def fragmented(self) -> bool:
-        """Return whether the free pieces together would have been enough."""
         if self.asked_bytes is None or self.unused_bytes is None or self.free_bytes is None:
             return False
         return self.unused_bytes + self.free_bytes >= self.asked_bytes
@@ -157,7 +152,6 @@ def explain_run(
 
 
 def _phase(record: TrainedRun) -> MeasuredPhase | None:
-    """Return the measured phase of a step that has weights, moments and saved tensors too."""
     found = (record.memory.phase(name) for name in STEP_PHASES)
     return next((phase for phase in found if phase is not None and phase.allocated_bytes), None)
 
@@ -305,8 +299,6 @@ def failures_of(record: RunRecord, events: Lines) -> tuple[OutOfMemory, ...]:
 
 
 def failure_of(values: dict[str, Any]) -> OutOfMemory:
-    """Read an event's values, or a message's; what is not a whole number is unknown."""
-
     def whole(key: str) -> int | None:
         value = values.get(key)
         return value if type(value) is int and value >= 0 else None

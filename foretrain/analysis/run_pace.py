@@ -36,8 +36,6 @@ OTHERS_CORES = 0.25  # more than usual
 
 
 class Slower(Record):
-    """Steps that took longer for one cause. `lost_s`: beyond the steady step, all together; `values`: the evidence."""
-
     cause: str
     steps: int
     first_step: int
@@ -65,8 +63,6 @@ class RunPace(Record):
 
 
 class _Line:
-    """One line of steps: how many it covers, and its other figures."""
-
     def __init__(self, line: dict[str, Any], covers: int, head: bool) -> None:
         self.line, self.covers, self.head = line, covers, head
         self.step: int = line["step"]
@@ -124,7 +120,6 @@ def _lines(found: list[dict[str, Any]], starts: list[int], first_step: int) -> l
 
 
 def _heads(lines: list[_Line], pace: Pace) -> set[int]:
-    """Return the slow lines at the head of each start."""
     found: set[int] = set()
     limit_s = pace.median_s * (1 + FIRST_SLOWER) + 6 * pace.noise_s
     for start in (i for i, line in enumerate(lines) if line.head):
@@ -251,8 +246,6 @@ class Sign(Record):
 
 
 class Throttled(Record):
-    """From one hour to another the card gave this reason for a lower clock."""
-
     reason: str
     from_hours: float
     to_hours: float

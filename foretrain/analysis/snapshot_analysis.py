@@ -59,8 +59,6 @@ _CATEGORIES = {
 
 
 class Place(NamedTuple):
-    """Where an allocation was made: `made_by` by the innermost function, `where` at the user's nearest line."""
-
     kind: str
     made_by: str
     where: str
@@ -120,8 +118,6 @@ Advice = Literal[
 
 
 class LiveGroup(Record):
-    """Live allocations of one stack, together. `kind` is a guess by the names in the stack."""
-
     kind: str
     made_by: str
     where: str
@@ -438,7 +434,6 @@ def _failure(recording: Recording, trace: list[Any], found: tuple[int, int, int]
 
 
 def _advice(a: SnapshotAnalysis) -> tuple[Advice, ...]:
-    """Return what would help, the most first: rules on shares of what was alive when it mattered."""
     found: list[Advice] = []
     moment = a.at_failure or a.peak or a.end
     total = max(1, moment.allocated_bytes)

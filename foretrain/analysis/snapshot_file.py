@@ -75,7 +75,6 @@ def answer_of(path: str, name: str, device: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Answer with one JSON object on standard output; nothing where memory ran out."""
     path, name, device = sys.argv[1:4]
     processes.limit(memory_bytes=_cap_bytes(Path(path).stat().st_size), processor_s=MOST_S)
     answer = json.dumps(answer_of(path, name, int(device)))

@@ -99,7 +99,6 @@ def wants_traceback() -> bool:
 
 
 def in_child(work: Callable[[], None]) -> None:
-    """Do the work of a child process; a bug prints its sentence on stderr and ends the process with 1."""
     try:
         work()
     except UserError:
@@ -117,8 +116,6 @@ def _end(error: Exception) -> NoReturn:
 
 
 def watch_threads() -> None:
-    """Let a thread with a bug print its sentence instead of a traceback."""
-
     def tell(ended: threading.ExceptHookArgs) -> None:
         if isinstance(ended.exc_value, Exception) and sys.stderr is not None:
             sys.stderr.write(f"{unexpected_error(ended.exc_value)}\n")

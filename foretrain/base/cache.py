@@ -21,8 +21,6 @@ _GZIP = 31  # zlib's window of 32 KiB within gzip's header and checksum
 
 @dataclass(frozen=True)
 class Cache:
-    """Answers of one kind, in a folder. `most_bytes`: of a file that is read. `most_files`: number to keep; 0: all."""
-
     folder: str
     compressed: bool = False
     most_bytes: int = RECORD_BYTES

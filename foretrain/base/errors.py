@@ -59,8 +59,6 @@ _OF_THE_COMMAND = ("config.no_such_option", "config.no_such_option_near")  # whi
 
 
 class ConfigError(UserError):
-    """All problems of a configuration; each is an id with key, value and source."""
-
     def __init__(self, problems: "list[UserError]") -> None:
         super().__init__("config.problems", count=len(problems))
         self.problems = problems

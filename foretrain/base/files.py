@@ -107,7 +107,6 @@ def refuse_links(paths: Iterable[Path]) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder with its files, or only a link, as far as the system allows."""
     if path.is_symlink() or path.is_file():
         with contextlib.suppress(OSError):
             _about_to("unlink", path)

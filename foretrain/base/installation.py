@@ -27,7 +27,6 @@ def installed_torch() -> str:
 
 
 def installed(package: str) -> str:
-    """Return the version of a package without importing it, '' where it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -95,7 +95,6 @@ def languages() -> dict[str, Language]:
 
 @cache
 def texts(id: str = ENGLISH) -> dict[str, str]:
-    """Return all texts of a language as {dotted id: template}, completed in English."""
     return {**texts_of(ENGLISH), **texts_of(id)}
 
 

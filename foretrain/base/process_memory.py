@@ -27,8 +27,6 @@ def collected_later(*, stays: bool = False) -> Iterator[None]:
 
 
 class TreeSample(NamedTuple):
-    """A process tree at one moment. `rss_bytes` counts shared pages once per process."""
-
     pids: tuple[int, ...]
     cpu_s: float
     rss_bytes: int

@@ -58,7 +58,6 @@ def write(pipe: IO[bytes], value: Any, *parts: bytes | memoryview) -> None:
 
 
 def read(pipe: IO[bytes]) -> Frame | None:
-    """Return the next frame, or None where the other side has ended, even within a frame."""
     head = pipe.read(_HEAD.size)
     if len(head) < _HEAD.size:
         return None
@@ -129,13 +128,11 @@ class Child:
         self._frames.put(None)
 
     def send(self, value: Any, *parts: bytes | memoryview) -> None:
-        """Send a frame. `receive` reports a child that has ended."""
         assert self.process.stdin is not None
         with contextlib.suppress(OSError, ValueError):
             write(self.process.stdin, value, *parts)
 
     def receive(self, most_s: float | None = None) -> Frame | Death | None:
-        """Wait for the next frame, or its end; None where neither came in time."""
         try:
             frame = self._frames.get(timeout=most_s)
         except queue.Empty:
@@ -203,7 +200,6 @@ class Parent:
         self._frames.put(None)
 
     def receive(self) -> Frame | None:
-        """Wait for the next frame; None where it has ended. From the first call on its end is noticed at once."""
         if not self._listener.ident:
             self._listener.start()
         return self._frames.get()
@@ -241,7 +237,6 @@ def need_fork(what: str) -> None:
 
 
 def search_path() -> str:
-    """Return a PYTHONPATH with this foretrain."""
     return os.pathsep.join(filter(None, (SOURCE, os.environ.get("PYTHONPATH"))))
 
 
@@ -251,7 +246,6 @@ def command(module: str, *words: str) -> list[str]:
 
 
 def variables() -> dict[str, str]:
-    """Return this process's variables with `search_path`."""
     return {**os.environ, "PYTHONPATH": search_path()}
 
 

@@ -35,8 +35,6 @@ MOST_S, MOST_J, MOST_MONEY, MOST_TOKENS = 100 * 365.25 * 86400, 3.6e15, 1e9, 1e1
 
 
 class Limit(Record):
-    """Limits of a run in base units: seconds, joules, `currency`, tokens. `text` is as typed."""
-
     kind: LimitKind
     amount: float
     text: str
@@ -55,7 +53,6 @@ class Money(Record):
 
 
 def read(parse: Callable[[str], T], text: str, error: UserError) -> T:
-    """Parse a text; raise `error` where the parser raises ValueError."""
     try:
         return parse(text)
     except ValueError:

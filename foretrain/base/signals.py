@@ -52,7 +52,6 @@ def _raise(number: int, frame: FrameType | None) -> None:
 
 
 def ends(number: int) -> bool:
-    """Return whether a signal would end this process, having no handler of the caller's."""
     return signal.getsignal(number) in (signal.SIG_DFL, _raise)
 
 

@@ -56,7 +56,6 @@ def format_bytes_span(sizes: Span) -> str:
 
 
 def duration_unit(seconds: float) -> tuple[float, str]:
-    """Return format_duration's unit, and its seconds."""
     for unit, size in (("ms", 1e-3), ("s", 1.0), ("min", 60.0), ("h", 3600.0)):
         if format_duration(seconds).endswith(f" {unit}"):
             return size, unit

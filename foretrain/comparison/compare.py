@@ -41,7 +41,6 @@ class Scaling(Record):
 
 
 def scalings(subjects: Sequence[Subject]) -> tuple[Scaling, ...]:
-    """Compare each other subject with the first, where both have known, different numbers of ranks."""
     first, *others = subjects
     pairs = ((first, other) for other in others if first.world and other.world and first.world != other.world)
     return tuple(_scaling(one, other) for one, other in pairs)
@@ -98,7 +97,6 @@ class Score(Record):
 
 
 def scores_of(subjects: Sequence[Subject]) -> tuple[Score, ...]:
-    """Return every measurement that two or more of them share; where they share none, all."""
     own = [_newest(subject.scores) for subject in subjects]
     keys = list(dict.fromkeys(key for found in own for key in found))
     shared = [key for key in keys if sum(key in found for found in own) > 1]
@@ -148,7 +146,6 @@ def _value(score: TextScore | TaskScore) -> float:
 def _ahead(
     values: Sequence[float | None], errors: Sequence[float | None], higher: bool | None
 ) -> tuple[int | None, Outcome]:
-    """Return (the place of the best, whether it is ahead of the next one by more than chance)."""
     sign = -1 if higher else 1
     order = sorted((sign * value, place) for place, value in enumerate(values) if value is not None)
     if higher is None or len(order) < 2:

@@ -44,8 +44,6 @@ class EnergyMeter(Record):
 
 
 class LossCurve(Record):
-    """`axes`: for each name as many values as there are losses; unknown axes are missing."""
-
     label: str
     kind: Literal["train", "val"]
     unit: str
@@ -80,7 +78,6 @@ def meter_of(lines: Sequence[dict[str, Any]]) -> EnergyMeter | None:
 
 
 def loss_curves(subjects: Sequence[Subject], meters: Sequence[EnergyMeter | None] = ()) -> LossCurves:
-    """Return each subject's training and validation losses. `meters`: one for each subject, or none at all."""
     known = list(meters) or [None] * len(subjects)
     curves: list[LossCurve] = []
     for subject, meter in zip(subjects, known, strict=True):
@@ -133,7 +130,6 @@ def _axes(subject: Subject, curve: Curve, meter: EnergyMeter | None) -> dict[Axi
 
 
 def _seconds(subject: Subject, curve: Curve) -> tuple[float, ...]:
-    """Return measured seconds; else the steps times the known or predicted step."""
     if curve.seconds_s or subject.step_s is None:
         return curve.seconds_s
     return tuple(step * subject.step_s.expected_s for step in curve.steps)
@@ -146,8 +142,6 @@ def _rises(values: list[float]) -> bool:
 
 @dataclass(frozen=True)
 class CompareFacts:
-    """`verdicts`: by label, of those whose memory is predicted. `checks`: rows of the runs, forecast by `sources`."""
-
     losses: LossCurves
     verdicts: dict[str, Verdict | None]
     checks: tuple[tuple[str, tuple[Row, ...]], ...]

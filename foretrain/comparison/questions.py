@@ -172,8 +172,6 @@ def memory(one: Subject, other: Subject) -> Pair | str:
 
 
 def learning(axis: Axis) -> Compare:
-    """Compare losses at equal tokens, FLOPs, hours or money; less is better."""
-
     def compare(one: Subject, other: Subject) -> Pair | str:
         first, second, basis, _ = brought_together(one, other)
         if basis == "not":
@@ -196,7 +194,6 @@ def learning(axis: Axis) -> Compare:
 
 
 def _predicted_times(subjects: Sequence[Subject], axis: Axis, split: str) -> tuple[str, ...]:
-    """Return whose hours are by the forecast's step time."""
     if axis not in ("hours", "money"):
         return ()
     curves = [(s, s.train if split == "training" else s.val) for s in subjects]
@@ -340,7 +337,6 @@ class Meeting:
 
 
 def positions(subject: Subject, curve: Curve, axis: Axis) -> Points | None:
-    """Return (places, losses) of a curve on an axis, beyond zero; None where the subject does not tell enough."""
     if not len(curve):
         return None
     seconds = _seconds(subject, curve)
@@ -364,7 +360,6 @@ def positions(subject: Subject, curve: Curve, axis: Axis) -> Points | None:
 
 
 def _seconds(subject: Subject, curve: Curve) -> list[float] | None:
-    """Return measured seconds, else by the step time, measured or predicted."""
     if curve.seconds_s:
         return list(curve.seconds_s)
     return [step * subject.step_s.expected_s for step in curve.steps] if subject.step_s else None

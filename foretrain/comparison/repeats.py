@@ -151,7 +151,6 @@ class Stretch:
     floor: float = 0.0
 
     def slower(self, number: int, all_s: float) -> float:
-        """Return how many times as long as `all_s` a step of this part takes."""
         return median(self.times_s[number]) / all_s if self.seconds_s is not None else 1.0
 
 
@@ -205,7 +204,6 @@ def are_repeats(found: Sequence[Setting], subjects: Sequence[Subject], one: int,
 
 
 def learned(subjects: Sequence[Subject], found: Sequence[Setting]) -> tuple[list[Subject], tuple[Scatter, ...]]:
-    """Return the subjects with the scatter of their device, and the scatters, by device."""
     by_device: dict[str, list[list[Subject]]] = defaultdict(list)
     for group in _groups(subjects, found):
         by_device[_device(group[0])].append(group)

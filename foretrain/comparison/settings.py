@@ -72,7 +72,6 @@ def is_compared(name: str) -> bool:
 
 
 def of_config(config: RunConfig, gpu: Gpu | None, step: StepName) -> dict[str, Any]:
-    """Return what a config settles. Automatic choices are those of the card, where it is known."""
     known: dict[str, Any] = {name: getattr(config, name) for name in OPTIONS if is_compared(name)}
     if config.dtype == "auto":
         known["dtype"] = choose_dtype(config, gpu, step)[0] if gpu else None
@@ -100,7 +99,6 @@ def of_gpu(gpu: Gpu | None) -> dict[str, Any]:
 
 
 def between(subjects: Sequence[Subject]) -> tuple[Setting, ...]:
-    """Return every setting that differs, or that only some of the subjects tell; groups in their order."""
     sides = [_decisions(subject.settings) for subject in subjects]
     _join_rates(sides)
     idle = {name for subject in subjects for name in _idle(subject.settings)}
@@ -135,7 +133,6 @@ def kind_of(name: str) -> tuple[Group, tuple[Effect, ...]]:
 
 
 def _decisions(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the compared settings; the split of a step is one decision."""
     found = {name: value for name, value in settings.items() if is_compared(name)}
     found |= {name: settings[name] for name in _OTHERS if settings.get(name) is not None}
     micro, accumulation = settings.get("batch_size"), settings.get("gradient_accumulation_steps")
@@ -169,7 +166,6 @@ def differing(settings: Iterable[Setting], one: int, other: int, effect: Effect 
 
 
 def changes(setting: Setting, config: RunConfig, value: Any) -> dict[str, Any] | None:
-    """Return the options that bring this setting to `value` in a config; None where none of it can."""
     if setting.name == RATE and isinstance(value, tuple | list):
         rate, end = value
         return {"learning_rate": rate} | ({"min_lr": end} if end is not None else {})
@@ -208,7 +204,6 @@ def reasons(one: Subject, other: Subject) -> tuple[str, ...]:
 
 
 def _other_text(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Compare by the contents where both know them, else by names."""
     for name in (CONTENTS, "dataset"):
         if one.get(name) is not None and other.get(name) is not None:
             return one[name] != other[name]
@@ -230,7 +225,6 @@ def brought_together(one: Subject, other: Subject) -> tuple[Subject, Subject, Ba
 
 
 def in_bits(subject: Subject) -> Subject | None:
-    """Return the losses in bits per byte of text; None where the bytes per token are unknown."""
     per_token = subject.bytes_per_token
     if subject.val_unit not in ("nats a token", "bits a byte"):
         return None

@@ -103,7 +103,6 @@ class Subject:
         return self.used.flops_per_token if self.used else None
 
     def cost_per_hour(self) -> float | None:
-        """Return the hourly rent of all cards, else their electricity by the plans' power model."""
         if self.gpu is None:
             return None
         config = self.config or RunConfig()

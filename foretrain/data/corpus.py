@@ -78,8 +78,6 @@ def documents(split: str) -> Iterator[bytes]:
 
 @dataclass(frozen=True)
 class Published:
-    """A dataset that nanoGPT prepares. `vocab_size`: in its meta.pkl; None where it writes none."""
-
     train_tokens: int
     vocab_size: int | None = None
 

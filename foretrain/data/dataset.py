@@ -54,8 +54,6 @@ class DatasetInfo(Record):
 
 
 class Part(Record):
-    """A dataset of a mixture and its share of the rows, the sum of which is one."""
-
     weight: float
     dataset: DatasetInfo
 
@@ -174,7 +172,6 @@ def read_meta_pickle(path: Path) -> dict[str, Any]:
 
 
 def check_usable(info: DatasetInfo, vocab_size: int, train_block: int, eval_block: int) -> None:
-    """Raise UserError for too few tokens, or ids without rows in this model."""
     for part in info.parts:
         check_usable(part.dataset, vocab_size, train_block, eval_block)
     for split, count, block in (

@@ -20,7 +20,6 @@ _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": T
 
 
 def files_of(tokenizer: Tokenizer, block_size: int) -> dict[str, str]:
-    """Return {file name: text}; empty for a tokenizer that their format cannot hold."""
     made: dict[str, Any] | None = None
     if isinstance(tokenizer, JsonTokenizer):
         made = json.loads(tokenizer.text)

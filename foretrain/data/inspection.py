@@ -166,8 +166,6 @@ Progress = Callable[[int], None]  # bytes looked at since the last call
 
 @dataclass(frozen=True)
 class Verified:
-    """What was checked, and what is wrong. `checked_bytes` have a digest."""
-
     files: int
     size_bytes: int
     checked_bytes: int

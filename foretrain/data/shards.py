@@ -100,8 +100,6 @@ class Shard(Record):
 
 
 class Split(Record):
-    """One split. `source_bytes` is the UTF-8 text of its tokens, without separators."""
-
     tokens: int = 0
     documents: int = 0
     source_bytes: int = 0

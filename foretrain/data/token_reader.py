@@ -24,8 +24,6 @@ Fetch = Callable[[Segment], None]
 
 
 class TokenReader:
-    """The segments of one split as one row of ids. One thread reads at a time; others wait for it."""
-
     def __init__(self, segments: Sequence[Segment], *, verify: bool = True, fetch: Fetch | None = None) -> None:
         """`fetch` brings the file of a segment that is not here. All segments have one dtype."""
         self.segments = tuple(segments)

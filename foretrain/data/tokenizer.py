@@ -168,7 +168,6 @@ class TiktokenTokenizer:
 
     @classmethod
     def load(cls, folder: Path, name: str) -> "TiktokenTokenizer":
-        """Load from the folder, without any network; by name where nothing is saved there."""
         if not (folder / cls.RULES).is_file():
             return cls(name)
         try:

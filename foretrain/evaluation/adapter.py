@@ -68,7 +68,6 @@ class OwnLM(_api.TemplateLM):
         return [_windows.make_disjoint_window(pair) for pair in cut]
 
     def _answer(self, requests: Sequence[Pieces]) -> list[tuple[float, bool]]:
-        """Return (log-likelihood, whether each token was the likeliest) of each request: the sum over its pieces."""
         numbered = [(number, piece) for number, pieces in enumerate(requests) for piece in pieces]
         numbered.sort(key=lambda item: -len(item[1][0]) - len(item[1][1]))
         totals, greedy = [0.0] * len(requests), [True] * len(requests)
@@ -98,7 +97,6 @@ class OwnLM(_api.TemplateLM):
         ]
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-        """Write what follows each context, until a stop sequence or the most tokens."""
         texts = []
         for done, request in enumerate(requests, 1):
             context, said = request.args
@@ -129,7 +127,6 @@ class OwnLM(_api.TemplateLM):
 
 
 def _of_row(logits: Tensor, ids: list[int]) -> tuple[float, bool]:
-    """Return (the summed log-probability of these ids, whether each was the likeliest)."""
     targets = torch.tensor(ids, device=logits.device)
     chosen = torch.log_softmax(logits, dim=-1).gather(1, targets[:, None])
     return float(chosen.sum()), bool((logits.argmax(-1) == targets).all())

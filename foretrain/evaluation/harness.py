@@ -105,7 +105,6 @@ def _reached() -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """Return a library's error in one line; its kind where it has no text."""
     return next(iter(str(error).strip().splitlines()), "")[:200].rstrip(".") or type(error).__name__
 
 
@@ -123,15 +122,12 @@ torch: Any = Later("torch")
 
 
 def need_harness() -> None:
-    """Raise UserError where lm-eval is not installed."""
     if importlib.util.find_spec(PACKAGE) is None:
         raise UserError("environment.missing_lm_eval")
 
 
 @dataclass(frozen=True)
 class Harness:
-    """The available tasks. `own`: all are in the user's own folder."""
-
     manager: Any
     own: bool
 
@@ -183,7 +179,6 @@ class Harness:
 
 
 def _seed() -> None:
-    """Seed as lm-eval's command does before it loads tasks: some draw examples or shuffle answers."""
     random.seed(_defaults.DEFAULT_RANDOM_SEED)
     np.random.seed(_defaults.DEFAULT_OTHER_SEED)
     torch.manual_seed(_defaults.DEFAULT_OTHER_SEED)
@@ -246,7 +241,6 @@ _NO_NETWORK = ("Connect", "Timeout", "Offline", "LocalEntryNotFound", "MaxRetry"
 
 
 def _not_loaded(name: str, error: Exception) -> UserError:
-    """Explain why a task cannot run: a package that it needs, its data, or itself."""
     chain: list[BaseException] = []
     each: BaseException | None = error
     while each is not None and each not in chain:

@@ -31,8 +31,6 @@ Tell = Callable[[int, int], None]  # how many tokens of how many are scored
 
 
 class Predictor(Protocol):
-    """A model with logits of the next token for each one of `idx`, B x T, and a context of `context_tokens`."""
-
     context_tokens: int
     vocab_size: int
     device: torch.device
@@ -44,8 +42,6 @@ class Predictor(Protocol):
 
 @dataclass(frozen=True)
 class Summed:
-    """Sums over a text: `nats` and `byte_counts` of each window, and the number of scored tokens."""
-
     nats: np.ndarray
     byte_counts: np.ndarray
     tokens: int

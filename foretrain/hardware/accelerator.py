@@ -45,7 +45,6 @@ class Accelerator:
         pass
 
     def peaks(self) -> tuple[int | None, int | None]:
-        """Return (allocated, reserved) peak bytes since `reset_peaks`; None where nobody counts them."""
         return None, None
 
     def reserved(self) -> int | None:

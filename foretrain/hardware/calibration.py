@@ -31,8 +31,6 @@ class ProductPeak(Record):
 
 
 class Bandwidth(Record):
-    """Bytes read and written a second by a kernel that moves `moved_bytes`: small tensors stay in a cache."""
-
     access: Access
     moved_bytes: int
     bytes_per_s: float
@@ -198,7 +196,6 @@ def load(device: str, driver: str = "") -> Calibration | None:
 
 
 def tuned_path(device: str, driver: str) -> Path:
-    """Return the file of the steps that `foretrain tune` timed, beside the calibration, which may come later."""
     return path_of(device, driver).with_suffix(".steps.json")
 
 

@@ -163,7 +163,6 @@ class Cards:
         return self._sample(index, self._handles[index], pids) if self._has(index) else None
 
     def held_bytes(self, index: int | None, pids: Collection[int]) -> int | None:
-        """Return these processes' bytes on a card; None without one, or where NVML does not tell them apart."""
         return self._ours(self._handles[index], pids) if self._has(index) else None
 
     def load(self, index: int | None) -> tuple[float, float] | None:
@@ -232,7 +231,6 @@ class Cards:
         return _number(self._ask("nvmlDeviceGetPowerUsage", handle), lambda v: v / 1e3)
 
     def _ours(self, handle: Any, pids: Collection[int]) -> int | None:
-        """Return the memory of these processes; None where NVML does not tell them apart, as on Windows."""
         processes = self._ask("nvmlDeviceGetComputeRunningProcesses", handle)
         if processes is None:
             return None

@@ -84,7 +84,6 @@ class Gpu(Record):
 
     @property
     def label_bytes(self) -> int | None:
-        """Return the memory on the box; None where the catalogue cannot know it (unified memory)."""
         return round(self.memory_gib * GIB) if self.memory_gib else None
 
     @property

@@ -25,8 +25,6 @@ _FLOP_PER_FMA = 2
 
 
 class Machine(NamedTuple):
-    """The system's description of this CPU. `cpuinfo`: /proc/cpuinfo; `cores`: usable by this process."""
-
     cpuinfo: str
     architecture: str
     processor: str
@@ -78,7 +76,6 @@ def physical_cores() -> int:
 
 
 def total_memory_bytes() -> int:
-    """Return the physical memory, or what a container's limit leaves of it."""
     try:
         physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):

@@ -107,7 +107,6 @@ def checked(gpu: Gpu, used_by_others_bytes: int) -> Target:
 
 
 def used_here_bytes(gpu: Gpu, index: int = 0) -> int:
-    """Return other programs' present use of this machine's CPU, or of its card of this index; 0 where unknown."""
     if gpu.kind == "cpu":
         total, free = gpu.memory_bytes, available_memory_bytes()
         return max(0, total - free) if total and free else 0

@@ -205,12 +205,10 @@ def modes_for(placement: Placement) -> list[bool]:
 
 
 def samples_of(run: Callable[[], Any], timed: Timer, share: float = 1.0) -> list[float]:
-    """Time a call repeatedly; `share`: of how often and how long."""
     return repeated(run, timed, Enough(share * ENOUGH_S, FEWEST, round(share * MOST), LONG_S))
 
 
 def quick(samples: list[float]) -> float:
-    """Return the lower quartile."""
     return sorted(samples)[len(samples) // 4]
 
 
@@ -253,7 +251,6 @@ def kernel_times(found: Samples) -> tuple[list[KernelTime], float]:
 
 
 def launch_time(device: torch.device) -> float:
-    """Measure the overhead of an operation: a tiny one with gradients, forward and backward."""
     x = torch.ones(8, device=device, requires_grad=True)
 
     def chain() -> None:
@@ -293,7 +290,6 @@ class Reference:
 
     @property
     def start_s(self) -> float:
-        """Return what the first two steps and the model took beyond two steady steps."""
         return max(0.0, self.built_s - 2 * quick(self.times))
 
 
@@ -334,7 +330,6 @@ def references_for(device: torch.device, dtypes: list[str], modes: list[bool]) -
 
 
 def _reference(placement: Placement, wanted: ReferenceRequest, built: dict[str, TrainState]) -> Reference:
-    """Measure one. `built`: what was built on this card so far, by its options."""
     small, dtype, compiled = wanted.small, wanted.dtype, wanted.compiled
     card = placement.device.type == "cuda"
     sizes = (NARROW_REFERENCE if card else SMALL_REFERENCE) if small else (LARGE_REFERENCE if card else REFERENCE)

@@ -96,7 +96,6 @@ def batched(device: torch.device, dtype: str) -> Iterator[kernels.Kernel]:
 
 
 def accesses(device: torch.device) -> Iterator[tuple[Any, int, Callable[[], Any]]]:
-    """Yield (access, bytes moved, call) for every access pattern and size."""
     sizes = [SMALLEST_BYTES << doubled for doubled in range(LARGE_SIZES if device.type == "cuda" else SIZES)]
     item = TORCH_DTYPES["float32"].itemsize
     source, target = (torch.ones(sizes[-1] // item, device=device) for _ in range(2))
@@ -110,7 +109,6 @@ def accesses(device: torch.device) -> Iterator[tuple[Any, int, Callable[[], Any]
 
 
 def _launches(device: torch.device) -> tuple[Callable[[], Any], Callable[[], Any]]:
-    """Return calls of many smallest operations: without gradients, and with them forward and backward."""
     x = torch.ones(1, device=device)
     weight = torch.ones(1, device=device, requires_grad=True)
 

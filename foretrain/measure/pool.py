@@ -106,7 +106,6 @@ class Pool:
         return config.model_dump_json() in self._children
 
     def burst(self, config: RunConfig, seconds: float, limit_s: float, expected_bytes: int | None) -> Burst | Death:
-        """Time a setting for about so long. `expected_bytes`: its forecast."""
         key, began, seen = config.model_dump_json(), time.monotonic(), {}
         new = key not in self._children
         if new:

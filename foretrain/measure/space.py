@@ -35,8 +35,6 @@ MASTERS = "bfloat16 with fp32 masters"
 
 @dataclass(frozen=True)
 class Machine:
-    """`threads`: numbers worth trying on its CPU, its own one first. `world`: the ranks that share each step."""
-
     cuda: bool
     can_compile: bool
     threads: tuple[int, ...] = ()
@@ -45,8 +43,6 @@ class Machine:
 
 @dataclass(frozen=True)
 class Setting:
-    """One point of the space: its level of each option in TUNABLE, and the whole config."""
-
     levels: tuple[Level, ...]
     config: RunConfig
 
@@ -159,7 +155,6 @@ def settings(base: RunConfig, choices: Sequence[Sequence[Level]], world: int = 1
 
 
 def _can_share(config: RunConfig, world: int) -> bool:
-    """Return whether ranks can share this step, with no option of it idle."""
     sharing = Sharing.of(config, world, world)
     idle = config.hold_gradients and not sharing.way.shards_weights
     return world == 1 or (sharing_problem(config, sharing) is None and not idle)

@@ -214,7 +214,6 @@ class TimedStep:
         return int(self.ranks.first_says(lambda: number)) if self.ranks else number
 
     def burst(self, seconds: float) -> list[float]:
-        """Time whole steps for about so long. Ranks agree before how many."""
         if self.ranks:
             part_s = max(self.last_s * self.micro_steps / self.whole, 1e-9)
             return [
@@ -236,7 +235,6 @@ class TimedStep:
         self.step()
 
     def peak_bytes(self) -> int:
-        """Return the process's peak on a CPU, on a card reserved memory and the context; of ranks the highest."""
         own = peak_bytes(self.placement) + (held_now_bytes(self.placement) if self.device.type == "cuda" else 0)
         return int(max(self.told(own)))
 
@@ -286,7 +284,6 @@ def serve(job: dict[str, Any], next_order: Callable[[], dict[str, Any]], answer:
 
 
 def try_steps(config: RunConfig, cap_bytes: int | None) -> tuple[bool, int]:
-    """Return (whether the child's work fits, its peak in bytes)."""
     placement = place(config)
     if placement.device.type == "cpu":
         keep_memory()  # as the trainer does

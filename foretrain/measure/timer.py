@@ -47,7 +47,6 @@ def repeated(run: Call, timed: Timer, enough: Enough) -> list[float]:
 
 
 def timer(device: torch.device) -> Timer:
-    """Return the timer of this device; on CUDA by events, so that launching is not in it."""
     return on_card if device.type == "cuda" else on_host
 
 

@@ -37,8 +37,6 @@ class Death(Record):
 
 
 class StepsChild(processes.Child):
-    """A child that trains steps of a config. `cap_bytes`: for its process."""
-
     def __init__(self, module: str, config: RunConfig, cap_bytes: int | None, **variables: str) -> None:
         super().__init__(module, env=variables)
         self.config, self.cap_bytes, self.peak_bytes = config, cap_bytes, 0
@@ -61,7 +59,6 @@ class StepsChild(processes.Child):
 
 
 def run_trial(config: RunConfig, cap_bytes: int | None) -> Trial:
-    """Try a config's sizes. `cap_bytes`: for the process. Ends the child when interrupted."""
     child = StepsChild("foretrain.measure.trial", config, cap_bytes)
     try:
         child.send({"config": config.model_dump(mode="json"), "cap_bytes": cap_bytes})

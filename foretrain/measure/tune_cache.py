@@ -36,7 +36,6 @@ SAME_ROOM = 1.1  # room that differs by less is the same where room decided
 
 
 def path_of(base: RunConfig, choices: Sequence[Sequence[Level]], gpu: Gpu, version: str, world: int = 1) -> Path:
-    """Return the path of the answer for this config, these levels, devices and versions."""
     driver = gpu.calibration.driver if gpu.calibration else ""
     space = [(name, sorted(map(str, levels))) for name, levels in zip(TUNABLE, choices, strict=True)]
     threads = os.environ.get("OMP_NUM_THREADS", "")

@@ -200,7 +200,6 @@ class Race:
 
     @property
     def best(self) -> int:
-        """Return the fastest one as far as is known, by differences from the median of those in the race."""
         centred: dict[int, list[float]] = {number: [] for number in self.alive}
         for row in self.rounds:
             middle = statistics.fmean(row[number] for number in self.alive)
@@ -260,7 +259,6 @@ def first_trial(configs: Sequence[RunConfig], steps_s: Sequence[float], wanted: 
 
 
 def looking_around_s(costs_s: Sequence[float], wanted: int | None) -> float:
-    """Return the cost of the wanted setting's trial and the shortest others, TRIALS together."""
     others = sorted(cost_s for n, cost_s in enumerate(costs_s) if n != wanted)
     own = [costs_s[wanted]] if wanted is not None else []
     return sum((own + others)[:TRIALS])

@@ -93,7 +93,6 @@ class Model:
         return self.scale**2 * found + ALL**2
 
     def posterior(self) -> tuple[Array, Array]:
-        """Return (expected logarithms of seconds, their standard deviations) of all settings."""
         every = np.arange(len(self.prior))
         alone = sum(s**2 for s in (*SPREAD.values(), BATCH, BATCH_WITH, ALONE))
         alone += PAIR_SPREAD**2 * len(PAIRED) * (len(PAIRED) - 1) / 2
@@ -181,8 +180,6 @@ class Limits:
 
 @dataclass
 class TriedSetting:
-    """A setting's trial so far. `ratios`: logarithms of its bursts over the reference's beside them."""
-
     number: int
     predicted_s: float | None
     predicted_bytes: int
@@ -373,7 +370,6 @@ class Tuner:
         return abs(losses[0] - known[0]) > tolerance * abs(known[0])
 
     def noise(self, trial: TriedSetting) -> float:
-        """Return the noise of the mean of a trial's ratios, by their differences."""
         if trial.number == self.reference:
             return FINEST_NOISE
         if not trial.paired or len(trial.ratios) < 2:
@@ -470,7 +466,6 @@ class Tuner:
         return best
 
     def slower(self, number: int, other: int) -> Estimate:
-        """Return by how much a setting is slower: from the race where they met often enough, else trials."""
         if number == other:
             return Estimate(0.0, 0.0)
         shared = sum(number in row and other in row for row in self.race.rounds)

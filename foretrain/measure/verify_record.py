@@ -118,7 +118,6 @@ class Outcome(Record):
     took_s: Annotated[float, Field(ge=0, le=1e6)] = 0.0
 
     def error(self, quantity: Quantity) -> float | None:
-        """Return (predicted - measured) / measured; None where one of them is missing."""
         found = self.pair(quantity)
         return found[0] / found[1] - 1 if found else None
 
@@ -155,8 +154,6 @@ class Machine(Record):
 
 
 class Versions(Record):
-    """What decides the figures besides the card. `code`: a hash of what foretrain predicts and runs with."""
-
     foretrain: Text
     code: Text
     python: Text

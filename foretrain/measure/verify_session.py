@@ -154,7 +154,6 @@ def _fitting(case: Case, gpu: Gpu, free_bytes: int | None) -> Case:
 
 
 def _filling(case: Case, gpu: Gpu, free_bytes: int | None) -> Case:
-    """Set the largest micro-batch that is expected to fit; one sequence where none is, or nothing is known."""
     fits = _room(gpu, free_bytes)
     low, high = 1, 2
     if free_bytes is None:
@@ -177,7 +176,6 @@ def requests(case: Case, gpu: Gpu) -> list[Request]:
 
 
 def trace_all(cases: Sequence[Case], gpu: Gpu, listen: Callable[[str], None]) -> None:
-    """Make all traces at once, which is faster than one by one; report failures with their case."""
     with contextlib.suppress(TraceUnavailable):
         service.traces([request for case in cases for request in requests(case, gpu)], listen)
 
@@ -206,7 +204,6 @@ def predict(case: Case, gpu: Gpu) -> tuple[Predicted, Peaks]:
 
 
 def _process(memory: RunMemory, context: Context, reserved: int | None) -> tuple[int, int, int]:
-    """Return (expected, low, high) bytes of the process: reserved and the context, or the estimate's."""
     if reserved is not None:
         return tuple(reserved + size for size in (context.expected_bytes, context.low_bytes, context.high_bytes))  # type: ignore[return-value]
     most = max((p for p in memory.phases if p.phase != "resume"), key=lambda p: p.needed_expected_bytes)
@@ -256,7 +253,6 @@ class Target:
     cards: Cards | None = None
 
     def now(self) -> tuple[int | None, int, bool]:
-        """Return (free bytes, used by other programs, whether these are using it)."""
         if self.gpu.kind == "cpu":
             return available_memory_bytes(), 0, False
         sample = self.cards.one(self.index, []) if self.cards else None
@@ -278,8 +274,6 @@ class Timeout(Exception):
 
 
 class Ended(Exception):
-    """The process ended without an answer; its exit code, or the negative number of a signal."""
-
     def __init__(self, code: int) -> None:
         super().__init__(code)
         self.code = code
@@ -404,7 +398,6 @@ def chosen(found: Verification, only: str) -> list[int]:
 
 
 def to_do(found: Verification, only: str, *, again: bool) -> list[int]:
-    """Return the places of the cases to run: those not tried yet; with `again` all chosen ones."""
     open_ = ("waiting", "skipped")
     return [i for i in chosen(found, only) if again or found.outcomes[i].status in open_]
 

@@ -134,7 +134,6 @@ def measured(case: Case, device: torch.device) -> dict[str, Any]:
 
 
 def others_share(since: Reading, clock: Clock) -> float | None:
-    """Return the share of the processor that other programs used since then; None where the system does not count."""
     now = clock.read()
     if now.busy_s is None or since.busy_s is None:
         return None
@@ -184,7 +183,6 @@ def seen(device: torch.device) -> dict[str, Any]:
 
 
 def answer(job: dict[str, Any]) -> dict[str, Any]:
-    """Answer a job: a case's figures, or the device's description. A case's error is an answer, too."""
     device = torch.device(job["device"])
     if device.type == "cuda" and device.index is None:  # some of torch's functions take no card without its number
         device = torch.device("cuda", 0)

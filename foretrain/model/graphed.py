@@ -47,7 +47,6 @@ class OnCard:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Run on the recording's stream, as autograd keeps to streams."""
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
             yield

@@ -42,7 +42,6 @@ class Leaving:
             torch.cuda.current_stream().wait_event(event)
 
     def hold(self, x: Tensor, event: Any) -> None:
-        """Hold a tensor until the next one leaves, and release the one before."""
         self.settle()
         self._held = x, event
 

@@ -38,13 +38,11 @@ class LanguageModel(nn.Module):
         raise NotImplementedError
 
     def block(self, i: int, x: Tensor, *others: Tensor) -> Tensor:
-        """Run x, and what every block takes besides, through block i."""
         if self.training and i in self.around:
             return self.around[i](self.layers()[i], x, *others)
         return self.layers()[i](x, *others)
 
     def head_input(self, idx: Tensor) -> Tensor:
-        """Return the hidden states, B x T x C, in autocast's dtype for matmuls."""
         hidden = self.hidden(idx)
         device = idx.device.type
         return hidden.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else hidden

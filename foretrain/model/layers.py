@@ -103,10 +103,7 @@ def rotary_tables(block_size: int, width: int, base: float) -> tuple[Tensor, Ten
 
 
 class RotaryModel(LanguageModel):
-    """A model whose blocks take the tables of `rotate`. A family adds what comes before and after the blocks."""
-
     def keep_tables(self, width: int, base: float, *, back: bool = False) -> None:
-        """Keep the tables for heads of this width. `back`: rotate the other way."""
         cos, sin = rotary_tables(self.block_size, width, base)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", -sin if back else sin, persistent=False)

@@ -49,12 +49,10 @@ def dynamic_tree(bits: int, *, signed: bool) -> list[float]:
 
 
 def even_codes(bits: int) -> list[float]:
-    """Return the numbers of the codes, ascending: equal steps up to 1 without zero."""
     return [(code + 1) / 2**bits for code in range(2**bits)]
 
 
 def code_books(form: LowBits) -> tuple[list[float], list[float]]:
-    """Return the numbers of the codes of the first moment, and of the second one's root."""
     return dynamic_tree(form.bits, signed=True), dynamic_tree(8, signed=False) if form.bits == 8 else even_codes(
         form.bits
     )
@@ -73,7 +71,6 @@ class Tables:
 
     @classmethod
     def of(cls, book: list[float], block: int, device: torch.device, factor: float = 1.0) -> "Tables":
-        """Build lookup tables from a codebook; `factor` scales the numbers on the way back."""
         numbers = torch.tensor(book, dtype=torch.float64)
         every = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).double()
         codes = torch.bucketize(every, (numbers[1:] + numbers[:-1]) / 2)
@@ -107,7 +104,6 @@ def widen(moments: Sequence[Moment], numel: int) -> Tensor:
 
 
 def narrow_(x: Tensor, moments: Sequence[Moment], numel: int) -> None:
-    """Store `numel` numbers of each row of x; x is overwritten."""
     parts = [(_rows(x, part, blocks), blocks) for part, blocks in _parts(numel, moments[0].tables.block)]
     found = [torch.linalg.vector_norm(rows, torch.inf, dim=2) for rows, _ in parts]
     scales = (found[0] if len(found) == 1 else torch.cat(found, 1)).clamp_(min=_SMALLEST)
@@ -134,7 +130,6 @@ def _bits(x: Tensor) -> Tensor:
 
 
 def _parts(numel: int, block: int) -> list[tuple[slice, slice]]:
-    """Yield (elements, blocks) of all whole blocks, and of a short last one."""
     whole = numel // block
     found = [(slice(0, whole * block), slice(0, whole)), (slice(whole * block, numel), slice(whole, whole + 1))]
     return [each for each in found if each[0].start < each[0].stop]

@@ -151,8 +151,6 @@ def _sums_in_fp32(a: Tensor, b: Tensor) -> Tensor:
 
 
 class LowPrecisionLinear(nn.Linear):
-    """nn.Linear whose matmul is in 8 bits while `active`, with the same parameters and checkpoints."""
-
     mode: MatmulMode
     active: bool
     all_three: bool

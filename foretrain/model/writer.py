@@ -31,7 +31,6 @@ class KvCache:
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
 
     def forget(self) -> None:
-        """Start again, in the same memory."""
         self.length = 0
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -111,7 +111,6 @@ def _number(row: Row, name: str) -> float | None:
 
 
 def _run(tracked: Tracked, rows: list[Row]) -> dict[str, float]:
-    """Return fields of LogHeader, of a run of ours: tokens per step, and on a card the peak of its allocator."""
     config = tracked.config
     tokens = config.get("tokens_per_step")
     if not tracked.is_ours or not isinstance(tokens, int | float):

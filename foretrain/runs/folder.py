@@ -45,8 +45,6 @@ KindOfRun = TypeVar("KindOfRun", bound=RunRecord)
 
 
 class StepMetrics(Record):
-    """One progress line. `mfu` is against this device's dense peak for the dtype."""
-
     kind: Literal["step"] = "step"
     step: int
     loss: float
@@ -62,8 +60,6 @@ class StepMetrics(Record):
 
 
 class EvaluationMetrics(Record):
-    """Mean losses in nats per token over the evaluation batches of both splits."""
-
     kind: Literal["evaluation"] = "evaluation"
     step: int
     train_loss: float
@@ -103,7 +99,6 @@ class RunDirectory:
 
     @property
     def scratch(self) -> Path:
-        """Return a folder for temporary files on the same disk."""
         return self.path
 
     def acquire(self) -> None:
@@ -186,7 +181,6 @@ class RunDirectory:
         return self.record_of(TrainedRun)
 
     def _up_to_its_end(self, record: TrainerRun) -> dict[str, Any]:
-        """Return the figures from the lines of a Trainer's run that could not write its last record."""
         steps = [line for line in self.read_lines("metrics", whole=False) if line["kind"] == "step"]
         times = [line["step_s"] for line in steps if isinstance(line.get("step_s"), int | float)]
         ended = [line["elapsed_s"] for line in steps if isinstance(line.get("elapsed_s"), int | float)]
@@ -222,7 +216,6 @@ class RunDirectory:
         return path
 
     def append(self, name: str, record: dict[str, Any]) -> None:
-        """Add a line to metrics.jsonl or events.jsonl. A line that the disk refuses is written with a later one."""
         waiting = self._waiting.setdefault(name, deque(maxlen=MOST_WAITING))
         waiting.append(json.dumps(record))
         with contextlib.suppress(OSError):  # a log is not worth a run
@@ -262,7 +255,6 @@ class RunDirectory:
         return lines
 
     def drop_metrics_from(self, step: int, *, keep_evaluation: bool, whole: bool = True) -> None:
-        """Remove lines of steps that a resumed run will repeat."""
         kept = [
             line
             for line in self.read_lines("metrics", whole=whole)
@@ -297,7 +289,6 @@ def base_path(out_dir: str) -> Path:
 
 
 def _is_free(path: Path) -> bool:
-    """Return whether it is missing, empty, or of a run that has only just begun."""
     return not path.exists() or all(entry.name in ("run.lock", NOW) for entry in path.iterdir())
 
 
@@ -371,8 +362,6 @@ def find_runs(roots: Iterable[Path]) -> list[RunDirectory]:
 
 
 class Note:
-    """An id and its values, for the user."""
-
     def __init__(self, id: str, /, **values: Any) -> None:
         self.id = id
         self.values = values

@@ -33,8 +33,6 @@ Setting = bool | int | float | str
 
 
 class MeasuredPhase(Record):
-    """Measured memory of one phase: the allocator's peak, and on CUDA what it reserved; the process's peak."""
-
     phase: str
     allocated_bytes: int | None
     reserved_bytes: int | None = None
@@ -77,7 +75,6 @@ class MachineLoad(Record):
 
     @property
     def busy(self) -> bool:
-        """Return whether others use so much that measured times cannot test a forecast."""
         return crowded(self.others_share * self.cores, self.cores, self.threads)
 
 
@@ -101,7 +98,6 @@ class RankFigures(Record):
 
 
 def crowded(others: float, cores: int, threads: int) -> bool:
-    """Return whether others, in cores, use what so many threads would need."""
     wanted = min(threads, cores)
     return others - (cores - wanted) > CROWDED * wanted
 
@@ -135,12 +131,10 @@ class RunRecord(Record):
 
     @property
     def device_name(self) -> str:
-        """Return the card or processor that did the work; "" where unknown."""
         return ""
 
     @property
     def steps_asked(self) -> int | None:
-        """Return how many steps were asked for; None where unknown."""
         return None
 
     @property
@@ -209,7 +203,6 @@ class TrainedRun(RunRecord):
 
     @property
     def devices(self) -> int:
-        """Count the cards that trained; ranks on a CPU share those of each machine."""
         return max(1, self.world // self.per_node) if self.gpu.kind == "cpu" else self.world
 
 
@@ -269,7 +262,6 @@ class WatchedRun(RunRecord):
 
     @property
     def busiest(self) -> WatchedCard | None:
-        """Return the card on which the command's processes held most."""
         return max(self.cards, key=lambda one: one.ours_peak_bytes or 0, default=None)
 
     @property
@@ -282,7 +274,6 @@ class WatchedRun(RunRecord):
 
     @property
     def highest_bytes(self) -> int | None:
-        """Return the processes' peak: on the card, else in host memory."""
         return (self.busiest.ours_peak_bytes if self.busiest else None) or self.rss_peak_bytes
 
 

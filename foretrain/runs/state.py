@@ -47,7 +47,6 @@ UNSAID = Label()
 
 
 def read_label(folder: Path) -> Label:
-    """Return the label of a run; an empty one where there is none, or none that can be read."""
     try:
         return Label.from_json(read_text(folder / LABEL_FILE, _MOST_LABEL_BYTES))
     except (OSError, ValueError, TypeError, RecursionError):
@@ -124,8 +123,6 @@ class Now(Record):
 
 
 class Teller:
-    """Writes now.json whenever a run's phase changes. `folder`: called at the first write."""
-
     def __init__(self, folder: Callable[[], Path], clock: Callable[[], float] = time.time) -> None:
         self._folder, self._clock = folder, clock
         self._phase, self._written = "", ""
@@ -161,7 +158,6 @@ class Teller:
 
 
 def read_now(folder: Path) -> Now | None:
-    """Return a run's last phase; None without a readable one."""
     try:
         return Now.from_json(read_text(folder / NOW_FILE, _MOST_NOW_BYTES))
     except (OSError, ValueError, TypeError, RecursionError):
@@ -169,12 +165,10 @@ def read_now(folder: Path) -> Now | None:
 
 
 def is_here(now: Now) -> bool:
-    """Return whether the process is visible from here."""
     return now.host == socket.gethostname() and now.numbers == _numbers()
 
 
 def lives(now: Now) -> bool | None:
-    """Return whether the process still runs; None where that cannot be told from here."""
     if not is_here(now):
         return None
     began_s = _began_s(now.pid)

@@ -183,8 +183,6 @@ def _header_value(name: str, text: str) -> float | int | None:
 
 
 class Reader:
-    """Takes lines one by one; `steps` and `evaluations` are what was found so far."""
-
     def __init__(self, fallback: LogFormat | None = None) -> None:
         formats = [fallback] if fallback else [format for format in FORMATS.values() if not format.fallback]
         self.others = [] if fallback else [Reader(format) for format in FORMATS.values() if format.fallback]
@@ -206,7 +204,6 @@ class Reader:
 
     @property
     def per_gpu(self) -> bool:
-        """Return whether the tokens per second are one card's."""
         return self.lines is not None and self.lines.format.rate_per_gpu
 
     def line(self, line: str) -> None:
@@ -304,7 +301,6 @@ class Reader:
             self._setting(line.rstrip())
 
     def _setting(self, line: str) -> None:
-        """Read an option of the config, or a line of the config file that is being printed."""
         override = _OVERRIDE.search(line)
         if override:
             self._set(override[1], override[2].strip())
@@ -419,7 +415,7 @@ def parse_log(lines: Iterable[str], name: str = "log") -> TrainingLog:
 
 
 def _lines(stream: BinaryIO) -> Iterator[str]:
-    """Yield lines of text in pieces of a bounded length, whatever ends them (a progress bar: \r)."""
+    """Yield lines of text in pieces of a bounded length, whatever ends them."""
     head = stream.peek(4)[:4] if isinstance(stream, io.BufferedReader) else b""
     # PowerShell's > writes UTF-16.
     encoding = "utf-16" if head[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"

@@ -76,8 +76,6 @@ Sum = tuple[float, float] | None | Failed  # losses and their weights
 
 @dataclass(frozen=True)
 class Generators:
-    """The state of PyTorch's generators, which dropout uses, on the host and on the run's GPU."""
-
     cpu: torch.Tensor
     own: dict[str, torch.Tensor]  # by the kind of device
 
@@ -160,7 +158,6 @@ def attempt(
 
 
 def use_split(state: TrainState, config: RunConfig, *, compiled: bool) -> None:
-    """Use the split of `config`, and drop what was compiled for other sizes."""
     state.config = config
     if compiled:  # Dynamo keeps at most eight sizes
         torch.compiler.reset()
@@ -250,8 +247,6 @@ _LACKING = re.compile(r"operator '([\w:.]+)' is not (?:currently )?implemented f
 
 @dataclass(frozen=True)
 class Ending:
-    """`error`: to be raised; the exception itself where there is no better sentence."""
-
     status: Literal["diverged", "failed"]
     reason: str
     error: BaseException

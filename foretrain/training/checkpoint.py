@@ -64,8 +64,6 @@ class Progress(Record):
 
 @dataclass(frozen=True)
 class Loaded:
-    """A checkpoint that was loaded, and newer ones that could not be, with the reason."""
-
     progress: Progress
     path: Path
     skipped: tuple[tuple[str, str], ...]

@@ -50,13 +50,10 @@ def load_average() -> float:
 
 
 def own_s() -> float:
-    """Return processor seconds of this process and of its ended children, such as compilers."""
     return sum(os.times()[:4])
 
 
 class Reading(NamedTuple):
-    """Seconds on three clocks: the wall's, this process's on the processor, and the busy time of its cores."""
-
     at_s: float
     own_s: float
     busy_s: float | None
@@ -199,8 +196,6 @@ class Unwatched:
 
 @dataclass
 class Sums:
-    """Seconds of a time span: by the clock, of the processor, in steps, and lost in stalls."""
-
     wall_s: float = 0.0
     own_s: float = 0.0
     others_s: float = 0.0

@@ -39,8 +39,6 @@ def idle_teams(threads: int, cores: int) -> int:
 
 
 class Waiting:
-    """Makes this process's threads sleep while they wait; they spin until then."""
-
     def __init__(self) -> None:
         self._end = threading.Event()
         self._idle: list[threading.Thread] = []

@@ -26,7 +26,6 @@ LARGEST = 1 << 30
 
 
 def keep_memory() -> bool:
-    """Ask glibc not to return memory; return whether it agreed."""
     if not sys.platform.startswith("linux"):
         return False
     try:
@@ -55,8 +54,6 @@ TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16":
 
 @dataclass(frozen=True)
 class Placement:
-    """Device and dtype of a run. `notes` are (event id, values) of decisions for the user."""
-
     device: torch.device
     gpu: Gpu
     dtype: Dtype
@@ -167,7 +164,6 @@ def environment(placement: Placement) -> dict[str, str]:
 
 
 def identity_of(device: torch.device) -> dict[str, str]:
-    """Return NVML's keys of a card; empty for other devices."""
     return identity(torch.cuda.get_device_properties(device)) if device.type == "cuda" else {}
 
 

@@ -129,19 +129,16 @@ class Feed:
             yield from_pinned(rows, self.device) if isinstance(rows, torch.Tensor) else _moved(rows, self.device)
 
     def again(self, config: RunConfig, step: int) -> Iterator[Batch]:
-        """Yield the micro-batches of an earlier step without touching the read-ahead."""
         for rows in islice(self._rows(config, step), config.gradient_accumulation_steps):
             yield to_batch(rows, self.device)
 
     def take_wait_s(self) -> float:
-        """Return the mean seconds per step of waiting for data since the last call."""
         waited, steps = self._waited_s, self._steps
         self._waited_s, self._steps = 0.0, 0
         return waited / steps if steps else 0.0
 
     @property
     def mean_wait_s(self) -> float | None:
-        """Return the mean over all steps but the first three; None before there are others."""
         return self._total_s / self._counted if self._counted else None
 
     def _count(self, waited: float) -> None:

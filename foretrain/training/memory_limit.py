@@ -42,7 +42,6 @@ def held_now_bytes(placement: Placement) -> int:
 
 
 def peak_bytes(placement: Placement) -> int:
-    """Return the highest memory so far: reserved on a GPU, the process's on a CPU; 0 where unknown."""
     own = accelerator.accelerator_of(placement.device)
     return (own.peaks()[1] if own.counts else process_memory.peak_bytes()) or 0
 
@@ -119,7 +118,6 @@ class HostGuard:
                 return
 
     def look(self) -> tuple[int, int, int] | None:
-        """Return (held, free, total) where this process is about to exhaust memory."""
         free, total, held = self._free(), self._total(), self._held()
         if free is None or not total or held is None:
             return None

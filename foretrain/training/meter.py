@@ -96,7 +96,6 @@ class Meter:
             )
 
     def watch(self, state: TrainState, *, compiled: bool) -> None:
-        """Add up what autograd saves of one micro-batch, and before one optimizer step the gradients."""
         self._watch_gradients(state)
         shards = state.parallel is not None and state.parallel.sharing.way.shards_weights
         if compiled or shards:  # hooks would change the compiled graph, and see gathered weights
@@ -185,7 +184,6 @@ class Pace:
         self._paused_s += seconds
 
     def step_s(self, at_s: float, step: int) -> float:
-        """Return the mean seconds of the steps since the last call."""
         taken = (at_s - self._last_s - self._paused_s) / (step + 1 - self._last_step)
         self.begin(at_s, step + 1)
         if step >= WARM_STEPS:

@@ -274,7 +274,6 @@ class Guard:
         raise UserError("diverged.step", **values, first=first)
 
     def _counted(self, progress: Progress, step: int, loss: float) -> Progress:
-        """Add a loss; report a spike, once in a while."""
         recent, update = progress.recent_losses, {"overflows": 0}
         leaps = loss > max(recent, default=loss) and spike_score(recent, loss)
         if leaps and leaps >= LEAST_SCORE and step - progress.last_spike >= FEWEST:

@@ -53,8 +53,6 @@ _BROKEN = (
 
 
 class Ranks:
-    """A single rank: it waits for nobody."""
-
     def __init__(self, place: Place = ALONE) -> None:
         self.place = place
         self.peers = ALONE_PEERS
@@ -196,7 +194,6 @@ class Group(Ranks):
                 raise OfRank(word)
 
     def _silent(self) -> list[int]:
-        """Return the ranks whose watching thread has stopped counting, as after a kill."""
         others = [rank for rank in range(self.world) if rank != self.rank]
         before = [self._store.add(f"beat/{rank}", 0) for rank in others]
         time.sleep(2.5 * LOOKS_EVERY_S)
@@ -379,7 +376,6 @@ class Together:
         return Share(Sharing.of(config, self.ranks.place.world, self.ranks.place.local_world))
 
     def begin(self, state: TrainState) -> None:
-        """Let each step ask whether this rank has a message."""
         if state.parallel:
             state.parallel.asks = lambda: bool(self.flag.asked) or self.smaller is not None
 
@@ -399,7 +395,6 @@ class Together:
         return self._pieces(batches, self.smaller) if self.smaller else batches
 
     def _pieces(self, batches: Iterable[Batch], rows: int) -> Iterator[Batch]:
-        """Cut each into pieces of so many rows, where this rank has no memory for the whole."""
         for idx, targets in batches:
             yield from zip(idx.split(rows), targets.split(rows), strict=True)
 
@@ -424,7 +419,6 @@ class Together:
         return None if stopped else total / weight
 
     def evaluated(self, seconds: float, tokens: int) -> None:
-        """Note the time of this rank's part of an evaluation, without the wait for the others."""
         self._evaluated_s, self._evaluated_tokens = self._evaluated_s + seconds, self._evaluated_tokens + tokens
 
     def gather(self, figures: RankFigures) -> None:

@@ -77,8 +77,6 @@ class Choice(Record):
 
 @dataclass(frozen=True)
 class Chosen:
-    """A fully decided config, its placement, and messages for the user."""
-
     config: RunConfig
     placement: Placement
 
@@ -103,7 +101,6 @@ def recall(config: RunConfig, placement: Placement, record: TrainedRun, given: s
 
 
 def decide(config: RunConfig, placement: Placement, given: set[str]) -> Chosen:
-    """Measure open choices, or look them up. `given`: the options that the user set. On a card nothing is open."""
     if placement.device.type != "cpu":
         return Chosen(config, placement)
     config, placement = _in_chunks(config, placement, given)
@@ -131,7 +128,6 @@ def decide(config: RunConfig, placement: Placement, given: set[str]) -> Chosen:
 
 
 def _in_chunks(config: RunConfig, placement: Placement, given: set[str]) -> tuple[RunConfig, Placement]:
-    """Chunk the loss, where its logits are large and no option says how to compute it."""
     logits_bytes = 4 * config.vocab_size * config.batch_size * config.block_size
     decided = "loss_chunk_size" in given or config.loss_chunk_size or config.auto_chunker
     if decided or logits_bytes < LARGE_LOGITS_BYTES:
@@ -155,7 +151,6 @@ def spared_compiling(chosen: Chosen, given: set[str]) -> Chosen:
 
 
 def _plain(config: RunConfig, placement: Placement) -> RunConfig:
-    """Choose PyTorch's defaults without a measurement."""
     update: dict[str, Any] = {"dtype": placement.dtype} if config.dtype == "auto" else {}
     if config.attention == "auto":
         update["attention"] = "sdpa"
@@ -170,7 +165,6 @@ def _apply(config: RunConfig, placement: Placement, notes: tuple[tuple[str, dict
 
 
 def candidates(config: RunConfig, given: set[str]) -> list[StepVariant]:
-    """Return every variant that the config leaves open, PyTorch's default first."""
     if config.matmul != "dtype":  # other arithmetic was asked for, and stays
         given = {*given, "master_weights"}
     dtypes: list[Dtype] = ["float32", "bfloat16"] if config.dtype == "auto" else [config.dtype]
@@ -261,7 +255,6 @@ def measure(config: RunConfig, ways: list[StepVariant]) -> Choice:
 
 
 def _best(timed: list[Candidate]) -> Candidate:
-    """Return the fastest; an earlier one where the gain is small, as it changes less."""
     best = timed[0]
     for candidate in timed[1:]:
         if candidate.best_s < (1 - LEAST_GAIN) * best.best_s:

@@ -34,7 +34,6 @@ Files = dict[str, dict[str, torch.Tensor]]
 
 
 def tensors_of(state: TrainState) -> Files:
-    """Return {file name: tensors}. Tied weights appear once; optimizer tensors are named by their parameter."""
     named = dict(state.trained.named_parameters())
     states = states_of(state.optimizer).state
     optimizer = {}

@@ -169,7 +169,6 @@ class Trainer:
         return [line["train_loss"] for line in lines if line["kind"] == "evaluation"]
 
     def _machine_is_full(self, held: int, free: int, total: int) -> None:
-        """End from another thread, while this one asks for more memory: it cannot get back into the step."""
         values = {"held": held, "free": free, "total": total, "step": self.progress.step}
         error = UserError("memory.machine_full", **values)
         with contextlib.suppress(Exception):
@@ -179,7 +178,6 @@ class Trainer:
         self.end_process(error)
 
     def _another_ended(self, error: UserError) -> None:
-        """End from another thread, while this one waits for a rank that has ended."""
         with contextlib.suppress(Exception):
             self._write_fault("failed", error.id)
         self.end_process(error)
@@ -524,7 +522,6 @@ class Trainer:
         self._note("evaluation_shrunk", step=step, old=old, new=old // 2)
 
     def _mean_loss(self, split: str, tokens: TokenFile, phase: str) -> Mean:
-        """Average over the parts of all ranks; all have the same answer."""
         before = self.clock()
         while isinstance(own := self._own_losses(split, tokens, phase), NotCompiled):
             if not self.together.several:

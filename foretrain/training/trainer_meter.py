@@ -90,13 +90,11 @@ class PhaseMeter:
             self._running = running
 
     def done(self) -> None:
-        """Note that the phase's work was done once; a CPU that was watched often enough is left alone."""
         self.seen[self.phase] += 1
         if self._running is not None and self.seen[self.phase] >= ON_CPU[self.phase]:
             self.end()
 
     def look(self) -> None:
-        """Take the peaks of a card so far into the current phase."""
         if self.cuda and self.phase:
             self._look(self.phase)
 

@@ -92,7 +92,6 @@ class Vitals:
             self._odd.append(("throttled", values))
 
     def odd(self) -> list[tuple[str, dict[str, Any]]]:
-        """Return events of the machine since the last call, as (event id, values)."""
         found, self._odd = [*self._odd, *self.clocks.look()], []
         return found
 
@@ -128,7 +127,6 @@ class Vitals:
         return values
 
     def _of_card(self) -> dict[str, int]:
-        """Return whole bytes from the driver, where it still answers, instead of the message's two decimals."""
         found: dict[str, int] = {}
         with contextlib.suppress(Exception):
             found["allocated_bytes"] = self.cuda.memory_allocated(self.device)
@@ -169,7 +167,6 @@ def live(state: TrainState) -> dict[str, int]:
 
 
 def moment_of(trace: TracebackType | None) -> str:
-    """Return where in a step a traceback ends: batch, forward, loss, backward, optimizer, saving, or other."""
     files: list[str] = []
     while trace is not None:
         files.append(trace.tb_frame.f_code.co_filename.replace("\\", "/"))
@@ -182,7 +179,6 @@ def moment_of(trace: TracebackType | None) -> str:
 
 
 def _in_backward(files: list[str]) -> bool:
-    """Return whether it is within backward, where checkpointed blocks are recomputed."""
     return any("torch/autograd/" in file or file.endswith("torch/_tensor.py") for file in files)
 
 

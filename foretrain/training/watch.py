@@ -83,7 +83,6 @@ class _Stream:
         told.put((self.target, b""))
 
     def _pass_on(self, data: bytes) -> bool:
-        """Write all of it; return false where the reader has gone."""
         view = memoryview(data)
         while view:
             try:
@@ -237,7 +236,6 @@ class Passthrough:
         return Ended(self.child.returncode, rusage)
 
     def _stop_too(self) -> None:
-        """Stop with the command, so that our shell sees it. Then both go on."""
         if self._terminal is None:
             return
         self._take_terminal()

@@ -1,4 +1,4 @@
-"""What drivers of other projects' programs share: imports from a checkout, and stand-ins for what a trace does without."""
+"""Helpers of other projects' drivers: imports from a checkout, and stand-ins for what a trace omits."""
 
 import importlib.util
 import sys
@@ -11,12 +11,11 @@ import torch
 
 
 def use(*folders: Path) -> None:
-    """Import from these folders first."""
     sys.path[:0] = [str(folder) for folder in folders]
 
 
 def stand_in(name: str, **what: Any) -> ModuleType:
-    """A module that a program imports and a trace does without: plots, tokenizers, downloads."""
+    """Stand in for a module that a trace omits: plots, tokenizers, downloads."""
     module = ModuleType(name)
     module.__dict__.update(what)
     if "." in name:
@@ -27,8 +26,6 @@ def stand_in(name: str, **what: Any) -> ModuleType:
 
 
 class Anything:
-    """Answers every call and every attribute with itself."""
-
     def __getattr__(self, name: str) -> "Anything":
         return self
 
@@ -46,7 +43,7 @@ def no_plots() -> None:
 
 
 def _all_but_own(value: Any) -> Callable[[str], Any]:
-    """Every name of a module has this value, but those that Python gives: torch.compile asks for __file__."""
+    """Return this value for every name but Python's own: torch.compile asks for __file__."""
 
     def get(name: str) -> Any:
         if name.startswith("__"):
@@ -57,7 +54,7 @@ def _all_but_own(value: Any) -> Callable[[str], Any]:
 
 
 def load(path: Path, name: str, changes: dict[str, str] | None = None) -> ModuleType:
-    """A file as a module. `changes`: what to replace in its text; a part that is not there is an error."""
+    """Load a file as a module. `changes`: what to replace in its text; a missing part is an error."""
     spec = importlib.util.spec_from_loader(name, loader=None, origin=str(path))
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
@@ -73,14 +70,14 @@ def load(path: Path, name: str, changes: dict[str, str] | None = None) -> Module
 
 
 def records_nothing() -> None:
-    """Recordings of memory: the trace is one already."""
+    """Turn off recordings of memory: the trace is one already."""
     memory: Any = torch.cuda.memory
     memory._record_memory_history = lambda *args, **kwargs: None
     memory._dump_snapshot = lambda *args, **kwargs: None
 
 
 def stand_in_version(*packages: str) -> None:
-    """A package that reads its own version and is not installed has one."""
+    """Give a version to a package that reads its own and is not installed."""
     import importlib.metadata as metadata
 
     known = metadata.version

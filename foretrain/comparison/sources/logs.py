@@ -38,7 +38,6 @@ def load(given: SourceRequest) -> Subject:
 
 
 def of_log(given: SourceRequest, log: TrainingLog, config: RunConfig | None, seen: Gpu | None = None) -> Subject:
-    """Make a subject of a log, with its config where known. `seen`: the card, where its work was seen."""
     pace = pace_of(log, config)
     step_s = pace.median_s if pace else mean_step_s(log)
     tokens, _ = tokens_of_step(log, config)
@@ -73,7 +72,6 @@ def _memory(log: TrainingLog) -> Memory | None:
 
 
 def _settings(log: TrainingLog, gpu: Gpu | None, config: RunConfig | None) -> dict[str, Any]:
-    """Return the log's own options that no config has, tokens per step, vocabulary."""
     found: dict[str, Any] = {"program": log.format}
     if config is None:
         found |= printed(log)

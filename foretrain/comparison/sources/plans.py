@@ -116,7 +116,6 @@ def with_vocabulary(resolved: ResolvedConfig, vocab_size: int | None) -> RunConf
 
 
 def here(name: str) -> dataset.DatasetInfo | None:
-    """Return the dataset in a folder of this machine; a comparison asks no other one."""
     path = dataset.find(name)
     return dataset.read_info(path) if path else None
 

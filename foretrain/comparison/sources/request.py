@@ -37,7 +37,6 @@ class SourceRequest:
 
     @property
     def name(self) -> str:
-        """Return its name by the user, by a run's own label, or by its folder or file."""
         path = Path(self.path)
         if self.label or not path.is_dir():
             return self.label or (path.stem if _exists(self.path) else self.path)

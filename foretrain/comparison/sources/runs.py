@@ -25,7 +25,6 @@ Lines = Sequence[dict[str, Any]]  # of metrics.jsonl
 
 
 def is_watched(path: Path, head: bytes) -> bool:
-    """Claim a directory that `foretrain watch` made, or the record in it: a log with more figures."""
     return source_of(folder_of(path)) == "watched"
 
 
@@ -126,7 +125,6 @@ def _data(record: TrainedRun) -> dict[str, Any]:
 
 
 def _memory(record: RunRecord) -> Memory | None:
-    """Return the peak: the allocator's reserved on a card, the process's on a CPU."""
     highest = record.highest_bytes
     if highest is None:
         return None

@@ -26,8 +26,6 @@ Value = float | None
 
 @dataclass(frozen=True)
 class Table:
-    """Columns of one length. `runs`: the file's runs by their names; empty for one."""
-
     columns: dict[str, list[Value]]
     runs: tuple[str, ...] = ()
 
@@ -86,7 +84,6 @@ def _too_many(path: Path) -> UserError:
 
 
 def _json_rows(text: str, path: Path) -> list[dict[str, Any]]:
-    """Read a list of records or of [wall time, step, value], or a record on each line."""
     try:
         if len(text) > MAX_JSON_BYTES and "\n" not in text[:MIB]:
             raise UserError(

@@ -27,7 +27,6 @@ from foretrain.runs.trackers.tracker import Row, Tracked, without_undone
 
 
 def claims(path: Path, head: bytes) -> bool:
-    """Claim it by its name, or JSON that is not foretrain's own; fine-tuning programs write logs."""
     if any(word in head for word in (b'"log_history"', b'"current_steps"', b"global_step/max_steps")):
         return False
     return path.suffix in (".csv", ".tsv", ".json", ".jsonl", ".ndjson") or head.lstrip()[:2] in (b'{"', b"[{", b"[[")

@@ -245,7 +245,6 @@ def encode_batch(
 
 
 def keep_of(hashes: np.ndarray, val_share: float) -> np.ndarray:
-    """Return which split each document is of. hashes: (n, 2), those of `reader.hashes_of`."""
     # The second half of a hash decides, so equal texts are always in the same one.
     return np.where(hashes[:, 1] / 2.0**64 < val_share, KEEP_VAL, KEEP_TRAIN).astype(np.uint8)
 

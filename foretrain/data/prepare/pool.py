@@ -45,8 +45,6 @@ class Batch:
 
 
 class Reader:
-    """Runs the reader process. `next` returns its frames in order and raises its errors."""
-
     def __init__(self, job: Job) -> None:
         with tempfile.NamedTemporaryFile("w", suffix=".json", prefix="foretrain-", delete=False) as file:
             json.dump(job.to_json(), file)
@@ -99,7 +97,6 @@ class Encoded:
 
 @contextlib.contextmanager
 def started(count: int) -> Iterator[list[Child]]:
-    """Start future workers: they import while their tokenizer is found, and end with this context."""
     children = [start("encode") for _ in range(count)]
     try:
         yield children
@@ -109,8 +106,6 @@ def started(count: int) -> Iterator[list[Child]]:
 
 
 class Workers:
-    """Tokenizing processes, with the tokenizer that is saved in `folder`; `encode` and `read` answer with a Future."""
-
     def __init__(self, children: list[Child], folder: Path, name: str, dtype: str) -> None:
         self.dtype, self.children = np.dtype(f"<{dtype[0]}{int(dtype[4:]) // 8}"), children
         self._idle: queue.SimpleQueue[Child] = queue.SimpleQueue()

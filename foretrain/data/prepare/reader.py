@@ -64,8 +64,6 @@ Send = Callable[..., None]  # of a value and the parts of a payload
 
 
 class _Walk:
-    """All documents from a position on, file by file, with the position after each."""
-
     def __init__(self, job: Job, send: Send) -> None:
         start = job.position
         self.job, self.send = job, send
@@ -112,7 +110,6 @@ class _Walk:
 
 
 def windows(walk: _Walk, shuffle_buffer: int) -> Iterator[tuple[list[bytes], Position, Position]]:
-    """Yield (documents, position before, position after) of each window, bounded in documents and bytes."""
     most = shuffle_buffer or BATCH_DOCUMENTS
     most_bytes = WINDOW_BYTES if shuffle_buffer else BATCH_BYTES
     held: list[bytes] = []

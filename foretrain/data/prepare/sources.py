@@ -67,7 +67,6 @@ def expand(words: Sequence[str]) -> SourceList:
 
 
 def not_utf8(words: Sequence[str]) -> tuple[UserError, ...]:
-    """Note each of these plain text files that does not begin as UTF-8."""
     notes = []
     for word in words:
         data = b"" if kind_of(word) not in (None, ("text", "")) else first_bytes(Path(word), _LOOKED_AT_BYTES)

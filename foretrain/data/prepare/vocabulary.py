@@ -118,7 +118,6 @@ def _tiktoken_names() -> tuple[str, ...]:
 
 
 def _train(options: PrepareOptions, sources: SourceList, staging: Path, plan: bool) -> Tokenizer:
-    """Train a BPE on the source's text in a process of its own, which frees the memory."""
     if any(file.kind == "stdin" for file in sources.files):
         raise UserError("usage.bpe_of_stdin")
     assert options.train_bpe is not None

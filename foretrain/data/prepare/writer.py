@@ -271,8 +271,6 @@ class Identity(Record):
 
 
 class Snapshot(Record):
-    """A resumable state: all tokens of the documents before `position` are on disk."""
-
     identity: Identity
     position: Position = Position()
     splits: dict[str, SplitState] = Field(default_factory=lambda: {split: SplitState() for split in SPLITS})

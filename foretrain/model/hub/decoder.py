@@ -61,7 +61,6 @@ class Build:
         return liger.rotary if self.liger is not None else None
 
     def grouped(self, group: str, *layers: nn.Module) -> tuple[Lora, ...]:
-        """Return these layers with their adapters where they run in one function of unsloth; else none."""
         found = tuple([layer for layer in layers if isinstance(layer, Lora) and layer.adapted()])
         if self.unsloth is None or group not in self.unsloth.lora or len(found) < len(layers):
             return ()
@@ -257,7 +256,6 @@ class Attention(nn.Module):
         return q, k, v
 
     def fast_projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the same by unsloth. Where one kernel norms and rotates q and k, they are B x T x heads x D."""
         f = self.facts
         if self.together:
             q, k, v = unsloth.lora_qkv(x, *adapted_layers(self.together))
@@ -522,7 +520,6 @@ class Decoder(nn.Module):
             self.chunked_loss = liger.FusedLoss()
 
     def embedded(self, idx: Tensor, positions: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return B x T x C of token ids at positions, and the embeddings that were summed."""
         f = self.facts
         x = self.embed_tokens(idx)
         within = f.norm == "gemma_rms"  # Gemma's embedding multiplies its own output
@@ -625,7 +622,6 @@ class Decoder(nn.Module):
         return loss
 
     def watched(self, idx: Tensor, routed: list[Tensor]) -> Tensor:
-        """Return the states, and the router logits of the pass (not of the recomputation) in `routed`."""
         routers = [block.mlp.gate for block in self.layers if isinstance(block.mlp, Mixture)]
         for router in routers:
             router.seen = routed

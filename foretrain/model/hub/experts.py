@@ -113,7 +113,6 @@ class Experts(nn.Module):
             self.down = Folded(f.n_expert, f.n_embd, f.expert_width, adapter)
 
     def forward(self, x: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
-        """x: N x C of tokens; chosen, shares: N x k of their experts and shares."""
         N, taken, C = x.shape[0], chosen.shape[-1], x.shape[-1]
         # Made first, and held until the end.
         of_down = self.down.factors(self.down_proj) if self.down is not None else None

@@ -74,8 +74,6 @@ def gated_product(gate: Tensor, up: Tensor) -> Tensor:
 
 
 class Rotary(torch.autograd.Function):
-    """LigerRopeFunction: in place, forward and backward, where queries and keys lie token by token."""
-
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         q, k = q.transpose(1, 2).contiguous(), k.transpose(1, 2).contiguous()

@@ -173,8 +173,6 @@ def _placed(x: Tensor, mask: Tensor) -> Tensor:
 
 
 class TiledLoss(nn.Module):
-    """The mean loss of hidden states, with the entropy and the likeliest words, which TRL logs."""
-
     def forward(
         self, states: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, turn: Turn
     ) -> tuple[Tensor, Tensor, Tensor]:

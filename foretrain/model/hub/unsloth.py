@@ -119,7 +119,6 @@ def _again(x: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _ran(x: Tensor, layer: Adapted, shared: bool) -> tuple[Tensor, Tensor | None]:
-    """Run a layer on N x in; return its result and the mask of its dropout (matmul_lora, _matmul_lora_ext)."""
     taken, mask = _dropped(x, layer.dropout)
     out = x @ layer.dense(shared).t()
     low = taken @ layer.a.to(x.dtype).t()
@@ -128,15 +127,12 @@ def _ran(x: Tensor, layer: Adapted, shared: bool) -> tuple[Tensor, Tensor | None
 
 
 def _factors(layer: Adapted, x: Tensor, product: Tensor, grad: Tensor, room: tuple[Tensor, Tensor]) -> None:
-    """Return the gradients of an adapter, of its input and of the matmul of its gradient with B."""
     _added(room[0], product.t(), x, "matmul_weight")
     low = layer.a @ x.t()  # r x N: not saved by forward
     _added(room[1], grad.t(), low.t(), "matmul_weight")
 
 
 class _Mlp(torch.autograd.Function):
-    """LoRA_MLP: down(act(gate(x)) · up(x))."""
-
     @staticmethod
     def forward(ctx: Any, x: Tensor, layers: tuple[Adapted, ...], in_place: bool, *_: Tensor) -> Tensor:
         gate, up, down = layers
@@ -205,8 +201,6 @@ class _Qkv(torch.autograd.Function):
 
 
 class _OneLayer(torch.autograd.Function):
-    """LoRA_W: one linear layer that does not overwrite its input."""
-
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: Adapted, *_: Tensor) -> Tensor:
         out, mask = _ran(x.view(-1, x.shape[-1]), layer, not layer.dropout)

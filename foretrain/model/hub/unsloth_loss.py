@@ -27,14 +27,12 @@ def _below(x: float) -> int:
 
 
 def chunk_rows(rows: int, width: int, vocabulary: int, logit_bytes: int) -> int:
-    """Return R of whole logits (fused_linear_rows)."""
     least = min(max(_below(LEAST_LOGITS / vocabulary), FEWEST_ROWS), MOST_ROWS)
     found = min(max(_below(rows * width / vocabulary), least), MOST_ROWS)
     return max(min(found, max(BUDGET_BYTES // (vocabulary * logit_bytes), 2), rows), 1)
 
 
 def tile(rows: int, vocabulary: int, small: bool) -> tuple[int, int]:
-    """Return (R, words) of a tile (_tiled_layout)."""
     found = max(min(MOST_ROWS, rows, TILE_BYTES // (SPLIT_COLUMNS * 4)), 1)
     words = SPLIT_COLUMNS if small else max(TILE_BYTES // (found * 4), SPLIT_COLUMNS)
     return found, min(words - words % SPLIT_COLUMNS, -(-vocabulary // SPLIT_COLUMNS) * SPLIT_COLUMNS)

@@ -33,7 +33,6 @@ class Share:
 
     @property
     def moves(self) -> bool:
-        """Return whether it moves the model to the device itself, a block at a time."""
         return self.sharing.way.shards_weights
 
     def __call__(self, model: LanguageModel, device: torch.device, dtype: torch.dtype) -> "Parallel":
@@ -76,7 +75,6 @@ class Parallel:
 
     @contextlib.contextmanager
     def micro_batch(self, *, last: bool) -> Iterator[None]:
-        """Wrap the passes of a micro-batch: gradients are sent after the last one of a step."""
         if isinstance(self.call, DistributedDataParallel):
             with contextlib.nullcontext() if last else self.call.no_sync():
                 yield

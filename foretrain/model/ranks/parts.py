@@ -54,7 +54,6 @@ class Split:
         return self[0:0].dtype
 
     def whole(self) -> Tensor:
-        """Return all of it, mapped where it is in one file."""
         parts = [file.get_tensor(self.name) for _, file, _ in self._parts]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 

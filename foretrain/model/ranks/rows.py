@@ -21,8 +21,6 @@ class Rows(Protocol):
 
 @dataclass(frozen=True)
 class HeldRows:
-    """A rank's rows of a tensor: `local`, from row `begin` on; `copy` of `copies` equal ones."""
-
     local: Tensor
     begin: int
     copy: int
@@ -68,7 +66,6 @@ def held_rows(tensor: Tensor, rank: int = 0, world: int = 1) -> HeldRows:
 
 
 def sharded_like(parameter: Tensor, source: Rows, dtype: torch.dtype) -> Tensor:
-    """Make a tensor sharded as `parameter`, with this rank's rows of `source`, which is whole."""
     made = torch.empty_like(parameter, dtype=dtype, requires_grad=False)
     held_rows(made).fill(source)
     return made

@@ -8,8 +8,6 @@ from foretrain.model.techniques.technique import Options, Technique
 
 
 class ActivationCheckpointing(Technique):
-    """A block saves only its input; the backward pass recomputes the rest."""
-
     id = "activation_checkpointing"
     options: Mapping[str, Any] = {"activation_checkpointing": True}
     saves = "all activations of a block except its input"

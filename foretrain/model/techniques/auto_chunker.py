@@ -7,8 +7,6 @@ from foretrain.model.techniques.technique import Options, Technique
 
 
 class AutoChunker(Technique):
-    """Inductor divides head and loss where it finds their pattern."""
-
     id = "auto_chunker"
     options: Mapping[str, Any] = {"auto_chunker": True}
     saves = "the same as chunked_loss, if Inductor finds the head's pattern"

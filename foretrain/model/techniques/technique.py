@@ -119,14 +119,12 @@ class Optimizer(Technique):
         return None
 
     def launches(self, numel: int) -> int:
-        """Return the kernels of a parameter's update; 0 where one kernel updates all."""
         return 0
 
     def operations(self, ops: Any, config: RunConfig, dtype: Dtype) -> None:
         """Add the kernels of its step to `ops` (predict/speed/ops.py); `dtype`: of half precision here."""
 
     def takes(self, name: str, shape: tuple[int, ...]) -> bool:
-        """Return whether it, and not AdamW, updates a parameter."""
         return False
 
     def moments_bytes(self, numels: Mapping[int, int]) -> int:

@@ -43,8 +43,6 @@ class Edge:
 
 
 class Node:
-    """One step backward. `run(saved, *grads)` returns the gradients of `edges`."""
-
     __slots__ = ("composite", "edges", "kind", "layer", "leaf", "moment", "name", "run", "saved", "seq", "slots")
 
     def __init__(self, run: Backward, inputs: Sequence[Tensor | None], saved: Sequence[Tensor | None]) -> None:
@@ -368,8 +366,6 @@ def no_grad() -> Any:
 
 
 class Context:
-    """What a Function's forward leaves for its backward pass."""
-
     def __init__(self) -> None:
         self._saved: tuple[Any, ...] = ()
 

@@ -437,7 +437,6 @@ def int_mm(x: Tensor, y: Tensor) -> Tensor:
 
 
 def mm(x: Tensor, y: Tensor, *, out: Tensor | None = None, out_dtype: DType | None = None, **_: Any) -> Tensor:
-    """Return x·y of two matrices without a gradient."""
     made = out if out is not None else allocate((x.shape[0], y.shape[1]), out_dtype or x.dtype)
     m.machine().workspace()
     return _ran_mm(made, x, y)
@@ -512,7 +511,6 @@ def rms_norm(x: Tensor, shape: Any, weight: Tensor | None = None, eps: float | N
 
 
 def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
-    """Save a mask; on a CPU noise in the dtype of x."""
     if not training or not p:
         return x
     out = allocate(x.shape, x.dtype)

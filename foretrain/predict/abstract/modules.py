@@ -231,7 +231,6 @@ def getitem(x: Tensor, key: Any) -> Tensor:
 
 
 def _places(mask: Tensor, count: int) -> Tensor:
-    """Return where a mask is true: an index for each of its dimensions."""
     return make("range", (count, len(mask.shape)), int64, mask, component="workspace")
 
 

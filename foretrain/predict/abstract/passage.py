@@ -21,8 +21,6 @@ Factors = tuple[Any, ...]  # (coefficient, letters …)
 
 
 class Allocated(NamedTuple):
-    """A storage: its component, and the factors of its size."""
-
     component: str
     item_bytes: int
     shape: tuple[int, ...]
@@ -135,8 +133,6 @@ def copies_of(groups: Sequence[int], run: Sequence[int]) -> list[range]:
 
 
 class _Unroller:
-    """`groups`: how many layers of each kind there are; `run`: how many of them were run."""
-
     def __init__(self, recorder: Recorder, groups: Sequence[int], run: Sequence[int]) -> None:
         self.r = recorder
         self.copies = copies_of(groups, run)

@@ -31,7 +31,6 @@ def _numbers(x: Tensor, shape: Any) -> Tensor:
 
 
 def topk(x: Tensor, k: int, dim: int = -1) -> tuple[Tensor, Tensor]:
-    """Return the k largest of each row, and their places, which backward takes."""
     shape = (*x.shape[:-1], k)
     found, places = allocate(shape, x.dtype), _numbers(x, shape)
     note_kernel("range", (found, places), x)
@@ -189,7 +188,6 @@ def _each(kind: str, out: Tensor, x: Tensor, y: Tensor, *, shape: tuple[int, int
 
 
 def _of_one(x: Tensor, rows: int, count: int) -> Tensor:
-    """Return one expert's matrix, or its rows."""
     shape = x.shape[1:] if len(x.shape) == 3 else (int(rows) // count, *x.shape[1:])
     return x.viewed(shape, contiguous_strides(shape))
 

@@ -35,8 +35,6 @@ def _remember(kept: dict[Any, Any], key: Any, value: Any) -> None:
 
 
 class Lettered:
-    """A config whose sizes know their letters, with only the layers that are run."""
-
     def __init__(self, config: RunConfig, checkpointed: int, n_layer: int) -> None:
         self._config, self.checkpointed, self.n_layer = config, checkpointed, n_layer
         self._letters = {**LETTERS, **family_of(config).letters}
@@ -47,8 +45,6 @@ class Lettered:
 
 
 class Result:
-    """A forward pass's passage, nanoGPT's logits, and what was `given`."""
-
     def __init__(self, passage: Passage, shift: int, logits: Tensor | None, given: Sequence[Tensor]) -> None:
         self.passage, self.shift, self.logits, self.given = passage, shift, logits, given
 
@@ -89,7 +85,6 @@ class EagerProgram:
         return Result(passage, shift, logits, given)
 
     def backward(self, result: Result) -> None:
-        """Run the whole backward pass; gradients stay alive, everything saved is freed."""
         shift = self.t.play(result.passage, 1, result.shift, result.given)
         self._keep(result.passage, result.shift, shift)
 

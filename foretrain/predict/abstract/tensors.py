@@ -80,7 +80,6 @@ class Machine:
         return f"activations.{self.kind or 'residual'}"
 
     def tangent(self, root: "Tensor") -> "Tensor":
-        """Return the gradient of the loss, with which a backward pass begins."""
         return make("fill", root.shape, root.dtype, component="temporaries")
 
     def accumulate(self, parameter: Any, gradient: Any) -> None:
@@ -262,7 +261,6 @@ def make(
     kind: str, shape: Sequence[int], dtype: DType, *inputs: Tensor | None, component: str | None = None,
     of: Sequence[int] = (),
 ) -> Tensor:  # fmt: skip
-    """Return the result of a kernel; `of`: the sizes of a matmul."""
     out = allocate(shape, dtype, component)
     if kind in ELEMENTWISE and inputs and inputs[0] is not None and len(inputs[0].shape) == len(shape) > 1:
         out.strides = dense_like(inputs[0], out.shape) or out.strides
@@ -288,14 +286,12 @@ def dense_like(x: Tensor, shape: Sequence[int]) -> tuple[int, ...] | None:
 
 
 def take_temporary(coefficient: int, letter: str) -> None:
-    """Allocate a multiple of a timeline's symbol for the kernel itself."""
     t = machine().t
     if t.symbols.get(letter):
         t.free(t.allocate("workspace", 1, (), (coefficient, letter)))
 
 
 def take_temporaries(sizes: Sequence[int]) -> None:
-    """Allocate tensors of so many bytes for the kernel itself, together."""
     t = machine().t
     for serial in [t.allocate("workspace", 1, (), (nbytes,)) for nbytes in sizes]:
         t.free(serial)

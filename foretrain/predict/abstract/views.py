@@ -38,7 +38,6 @@ def alike(a: int, b: int) -> bool:
 
 
 def _quotient(x: Tensor, rest: int, others: list[int]) -> int:
-    """Return the value of -1: the dimensions of x that are not among the others, multiplied."""
     left = list(x.shape)
     for size in others:
         for i, own in enumerate(left):
@@ -115,7 +114,6 @@ def _view_backward(shape: tuple[int, ...]) -> Callable[..., Grads]:
 
 
 def _seen(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return x in another shape, copied where it has to be; without autograd."""
     strides = _viewed_strides(x, shape)
     if strides is None:
         return x.made(shape, x.dtype)

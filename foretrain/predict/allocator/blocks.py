@@ -185,8 +185,6 @@ class Mark(NamedTuple):
 
 
 class Label(NamedTuple):
-    """Where an event belongs: the moment of the step, the op and the module; '' where unknown."""
-
     moment: str = ""
     op: str = ""
     module: str = ""

@@ -30,7 +30,6 @@ class Maps(Protocol):
 
 
 def _reach(block: Block) -> int:
-    """Return a block's size with the unmapped one behind it."""
     after = block.next
     return block.size if after is None or after.mapped else block.size + after.size
 

@@ -41,8 +41,6 @@ class Death(Record):
 
 @dataclass(frozen=True)
 class Replay:
-    """The result of a replay. `phases` are in order of first appearance; `death` where a limit was hit."""
-
     phases: tuple[PhasePeak, ...]
     allocator: Allocator = field(compare=False)  # as it stands at the end, with the peaks of the whole
     death: Death | None = None
@@ -70,8 +68,6 @@ class Replay:
 
 
 class Player:
-    """An allocator and the blocks of lifetimes by id; `play` runs one event."""
-
     def __init__(self, lifetimes: Lifetimes, allocator: Allocator | None = None) -> None:
         self.lifetimes, self.allocator = lifetimes, allocator or Allocator()
         self.blocks: dict[int, Block | None] = {}

@@ -21,8 +21,6 @@ FUSIBLE = RECOMPUTABLE | {RANDOM}
 
 
 class Node:
-    """One operation. `shapes`: of its results; several have ITEM nodes."""
-
     __slots__ = (
         "component", "constants", "dtype", "index", "inputs", "item", "kind", "layer", "moment", "must_save", "name",
         "nbytes", "recompute",

@@ -23,8 +23,6 @@ MUTATED = "index_put"  # written in place: a new name, and no memory
 
 
 class Plan:
-    """Kernels by number, with what they read, make and free. `given`: inputs that end with their last reader."""
-
     def __init__(self, kernels: Sequence[Kernel], given: set[Node], wanted: set[Node]) -> None:
         self.kernels = kernels
         made = {node: i for i, kernel in enumerate(kernels) for node in kernel.members}
@@ -49,7 +47,6 @@ class Plan:
                 self.after[j].append(i)
 
     def _names(self, kernels: Sequence[Kernel]) -> dict[Node, Node]:
-        """Return tensors changed in place, by their later names."""
         return {
             kernel.first: next(node for node in kernel.reads if node.name == "full")
             for kernel in kernels if kernel.first.name == MUTATED
@@ -154,8 +151,6 @@ def arrange(half: Half, given: set[Node]) -> None:
 
 @dataclass
 class Graphs:
-    """A traced micro-batch: its two halves, what passes between them, and its results."""
-
     forward: Half
     backward: Half | None
     saved: Sequence[Node]

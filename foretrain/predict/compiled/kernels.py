@@ -36,8 +36,6 @@ FAR = 64  # kernels that lie farther apart are not fused (scheduler.py, are_long
 
 
 class Kernel:
-    """A fused kernel. `writes`: its results that others read."""
-
     __slots__ = ("extern", "first", "members", "own", "reads", "writes")
 
     def __init__(self, members: list[Node], reads: set[Node], *, extern: bool) -> None:
@@ -223,12 +221,10 @@ class Half:
         self.groups = [group for i, group in enumerate(self.groups) if i not in gone]
 
     def _distance(self, one: Kernel, other: Kernel) -> int:
-        """Return the larger distance, in stored nodes, between the first of one kernel and the last of the other."""
         ends = [[self.position[node] for node in (kernel.members[0], kernel.members[-1])] for kernel in (one, other)]
         return max(ends[0][1] - ends[1][0], ends[1][1] - ends[0][0])
 
     def _ancestors(self, by_node: dict[Node, int]) -> list[int]:
-        """Return each group's dependencies, one bit each."""
         found: dict[int, int] = {}
         for kernel in self._order():
             number, mask = by_node[kernel.first], 0

@@ -16,7 +16,6 @@ from foretrain.predict.compiled.graph import EXTERN, GATHER, POINTWISE, RANDOM, 
 
 
 def point(name: str, shape: Sequence[int], dtype: DType, *inputs: Any) -> Traced:
-    """Compute one element at a time; numbers among the inputs are constants."""
     tensors = [x for x in inputs if isinstance(x, Tensor)]
     return emit(name, POINTWISE, tensors, shape, dtype, *(x for x in inputs if not isinstance(x, Tensor)))
 
@@ -26,7 +25,6 @@ def total(x: Tensor, shape: Sequence[int], name: str = "sum") -> Traced:
 
 
 def convert(x: Tensor, dtype: DType) -> Tensor:
-    """Return x in a dtype, without autograd; x itself where it has it."""
     return x if x.dtype == dtype else traced(x).cast(dtype)
 
 
@@ -217,7 +215,6 @@ def where(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 def arange(*bounds: Any, dtype: DType = int64, **_: Any) -> Tensor:
-    """Return numbers in steps, computed where they are read."""
     first, end, step = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1)[:3]
     count = end if not first and step == 1 else -(-(end - first) // step)
     return emit("iota", POINTWISE, (), (count,), dtype)

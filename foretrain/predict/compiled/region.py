@@ -23,8 +23,6 @@ from foretrain.predict.compiled.step import LOADER, CompiledProgram
 
 
 class _Lives(Lives):
-    """Lives of a graph beside eager tensors, whose storages end with their last holder."""
-
     def __init__(self, t: Recorder, machine: Compiler, layer: int) -> None:
         super().__init__(t, machine)
         self.layer = layer
@@ -115,8 +113,6 @@ class Function:
 
 
 class Region:
-    """A call of a compiled function by the eager model. `parameters`: its weights, in the order of the function's."""
-
     def __init__(self, function: Function, parameters: Sequence[Parameter]) -> None:
         self.function, self.parameters = function, parameters
 

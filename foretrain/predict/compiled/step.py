@@ -158,7 +158,6 @@ class CompiledProgram(EagerProgram):
         return self.model
 
     def forward(self, saving: bool) -> Any:
-        """Run one micro-batch; the first time, kernels with several configs are timed."""
         cache = self.t.size(1, "L2")
         if saving in self.timed or not cache.nbytes:
             return super().forward(saving)
@@ -215,7 +214,6 @@ class CompiledProgram(EagerProgram):
         return t
 
     def _forward(self, lives: Lives, graphs: Graphs, logits: Node | None, *, apart: bool) -> list[int]:
-        """Run the forward graph, and the loss where it is apart from it. Return what that one made for backward."""
         t = lives.t
         components = {node.base: node.base.component for node in (*graphs.saved, *graphs.outputs)}
         if logits is not None:

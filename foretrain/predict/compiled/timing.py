@@ -19,8 +19,6 @@ ALIGNED = {4: 4, 2: 8}  # elements, by their bytes
 
 
 class Matmul(NamedTuple):
-    """`batch` matmuls of m x k and k x n."""
-
     m: int
     k: int
     n: int

@@ -39,8 +39,6 @@ class RooflinePoint(Record):
 
 
 class Roofline(Record):
-    """The card's roof, and the kernels under it, longest first. `other_share`: of operations without FLOPs."""
-
     peak_flop_per_s: float
     bandwidth_bytes_per_s: float
     source: str
@@ -49,12 +47,10 @@ class Roofline(Record):
 
     @property
     def ridge_flops_per_byte(self) -> float:
-        """Return the intensity from which on the peak is the roof."""
         return self.peak_flop_per_s / self.bandwidth_bytes_per_s
 
 
 def roofline(spec: StepSpec) -> Roofline | None:
-    """Return the step's operations under the roof; None where the card's peak or bandwidth is unknown."""
     way, gpu = micro_batch_run(spec), spec.gpu
     rates, bandwidth = known_rates(way), gpu.bandwidth_bytes_per_s
     peak = gpu.matmul_peak_flop_per_s(spec.matmul, spec.dtype) or gpu.peak_flop_per_s(spec.dtype)
@@ -147,8 +143,6 @@ class OperationLimit(Record):
 
 
 class GroupLimit(Record):
-    """Operations of one group. `kernels_s`: by its calibrated kernels, in the run's mode; None where uncalibrated."""
-
     group: Group
     total_flops: int
     total_bytes: int
@@ -157,8 +151,6 @@ class GroupLimit(Record):
 
 
 class StepLimit(Record):
-    """The limit of one step in a dtype, and its parts; groups in the order of a step."""
-
     dtype: str
     limit_s: float
     groups: tuple[GroupLimit, ...]
@@ -172,7 +164,6 @@ def group_of(op: Operation) -> Group:
 
 
 def peaks_of(calibration: Calibration) -> Peaks:
-    """Return a calibration's measured peaks, and the best of its single kernels."""
     products, bandwidths = list[ProductPeak](), list[Bandwidth]()
     for kernel in calibration.kernels:
         if len(kernel.shape) == 1:

@@ -66,8 +66,6 @@ class Operation(NamedTuple):
 
 @dataclass(frozen=True)
 class MicroBatchRun:
-    """How a micro-batch of a step is run: in training or evaluation, with which torch."""
-
     spec: StepSpec
     train: bool = True
     torch: Software = ASSUMED
@@ -107,8 +105,6 @@ class MicroBatchRun:
 
 
 class OperationList:
-    """Collects operations outside the model's code: sums of gradients, and the optimizer."""
-
     def __init__(self, way: MicroBatchRun, part: Part = "optimizer") -> None:
         self.way = way
         self.shape = ModelShape.of(way.config)
@@ -124,7 +120,6 @@ class OperationList:
         )  # fmt: skip
 
     def traffic(self, name: str, kind: Kind, elements: int, read: float, written: float, count: int = 1) -> None:
-        """Add a kernel that moves `read` and `written` bytes per element."""
         moved = round(read * elements), round(written * elements)
         self.found.append(Operation(name, kind, self.part, count, (elements,), self.way.spec.dtype, 0, *moved))
 

@@ -107,8 +107,6 @@ class _Weights:
 
 @dataclass(frozen=True)
 class _Pace:
-    """Seconds of one rank's micro-batch: the blocks' passes, and the rest (the head and its loss)."""
-
     blocks: int
     forward_root: float = 0.0
     forward_block: float = 0.0
@@ -158,7 +156,6 @@ class _Queue:
 
 
 def _buckets(weights: _Weights, pace: _Pace, element_bytes: int, most: int) -> Iterator[tuple[float, int]]:
-    """Yield (when a bucket is full, in seconds from the beginning of the backward pass; its bytes)."""
     for last, size in in_buckets([element_bytes * numel for _, numel in weights.tensors], most):
         done, _ = weights.tensors[last]
         blocks = min(1.0, done) * pace.blocks
@@ -190,8 +187,6 @@ def largest_share(numels: list[int], world: int) -> float:
 
 
 class _Step:
-    """The step of one rank of a strategy in one scenario: communication at `factor` x the usual time of `groups`."""
-
     def __init__(
         self,
         spec: StepSpec,

@@ -48,16 +48,12 @@ GAP_S = 1.5e-6  # between a graph's kernels: 1.8 us in 4 x 128 on an H100, with 
 
 
 class Launches(NamedTuple):
-    """Host launches in a micro-batch, in the sum of its gradients, and in the optimizer step."""
-
     micro: int
     sums: int
     optimizer: int
 
 
 class Host(NamedTuple):
-    """Seconds of the host: for an eager and a compiled kernel, and for a micro-batch besides."""
-
     launch_s: float
     compiled_launch_s: float
     python_s: float
@@ -192,7 +188,6 @@ def busy_s(operations: list[Operation], rates: Rates) -> float:
 
 
 def host_time_s(op: Operation) -> float | None:
-    """Return seconds of what runs beside the device; None for all else."""
     rate = {"transfer": PAGEABLE_BYTES_PER_S, "host": HOST_BYTES_PER_S}.get(op.kind)
     return op.nbytes / rate if rate else None
 

@@ -71,8 +71,6 @@ def waits_s(way: MicroBatchRun, operations: list[Operation], rates: Rates) -> fl
 
 @dataclass(frozen=True)
 class StepParts:
-    """Parts of a step's expected time, in seconds: micro-batches, sums of gradients over them, the optimizer."""
-
     micro_batches: int
     micro_batch_s: float
     sum_s: float  # of one micro-batch's gradients and those before it
@@ -101,7 +99,6 @@ class StepLoad:
     start_s: float
 
     def micro_batch_s(self, work: float = 1.0, host: float = 1.0) -> float:
-        """Return one micro-batch, with times of device and host multiplied by these factors."""
         work_s, host_s = work * self.work_s, host * self.host_s
         return max(work_s, host_s) if self.behind else work_s + host_s
 
@@ -321,7 +318,6 @@ def micro_batch_run(spec: StepSpec, *, train: bool = True) -> MicroBatchRun:
 
 
 def known_rates(way: MicroBatchRun) -> Rates | None:
-    """Return the rates of the device for this step's operations; None where one of both is unknown."""
     known = family_of(way.config).is_timed(compiled=way.compiled)
     return _rates_of(way) if known else None
 
@@ -360,6 +356,5 @@ def evaluation_time(spec: StepSpec) -> Range | None:
 
 
 def compile_time(compiled: bool) -> Range:
-    """Return how much longer compilation makes the first step."""
     low, expected, high = COMPILE_S if compiled else (0.0, 0.0, 0.0)
     return Range(low_s=low, expected_s=expected, high_s=high)

@@ -28,8 +28,6 @@ HEURISTICS = ("pointwise", "reduction", "cooperative_reduction", "persistent_red
 
 @dataclass
 class TritonConfig:
-    """triton.Config for Inductor's heuristics, where Triton is not installed."""
-
     kwargs: dict[str, Any]
     num_warps: int = 4
     num_stages: int = 2
@@ -202,7 +200,6 @@ class Autotuning:
 
 
 def by_triton() -> bool:
-    """Return whether Inductor measures by Triton's do_bench: where its own benchmarkers are switched off."""
     own = ("use_torch_profiler_benchmarker", "use_experimental_benchmarker")
     return not any(getattr(inductor_config, name, False) for name in own)
 

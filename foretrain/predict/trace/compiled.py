@@ -40,8 +40,6 @@ CHECKS = ("size_asserts", "nan_asserts", "alignment_asserts")
 
 
 class _Kernel:
-    """A compiled kernel: running it only tells the tracer what the buffers are for."""
-
     def __init__(self, tracer: Tracer | None, name: str, source: str = "", tuning: Autotuning | None = None) -> None:
         self.tracer, self.kernel_name = tracer, name
         self.inductor_meta: dict[str, Any] = {}
@@ -203,8 +201,6 @@ def _padding_patch(patches: Patches, pads: bool, tuning: Autotuning | None) -> N
 
 
 def _code_patches(patches: Patches, tracer: Tracer | None, tuning: Autotuning | None) -> None:
-    """Patch the generated wrapper: its C++ helpers as Python on fake tensors, its kernels as nothing."""
-
     def empty(device: str) -> Any:
         return lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype, device=device)
 

@@ -120,7 +120,6 @@ def _name_gradients(job: Job, state: TrainState, masters: Masters) -> None:
 
 
 def _name_updates(job: Job, state: TrainState, early: BackwardUpdates) -> None:
-    """Name the gradients and states of updates in the backward pass, which call no optimizer step."""
     update = early.update
 
     def tagged(parameter: Tensor) -> None:

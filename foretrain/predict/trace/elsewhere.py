@@ -77,8 +77,6 @@ def trace(
 
 @dataclass(frozen=True)
 class Target:
-    """Code by name: a file (a script) or a module, and a function of it; '' is the whole script."""
-
     file: str
     module: str
     function: str

@@ -70,8 +70,6 @@ def other_torch(trains: str, traced: str, *, compiled: bool) -> tuple[Note, ...]
 
 @dataclass(frozen=True)
 class Question:
-    """A step whose traces are replayed under what the card leaves. `ledger`: its estimate; `capped`: by the trainer."""
-
     requests: tuple[Request, ...]
     ledger: RunMemory
     available_bytes: int | None
@@ -91,7 +89,6 @@ class Question:
         }  # fmt: skip
 
     def asked(self) -> list[Request]:
-        """Return its requests; a single one's worker also answers the question, beside other workers."""
         if len(self.requests) != 1:
             return [*self.requests]
         settings = self.settings or Settings()
@@ -117,8 +114,6 @@ class Question:
 
 @dataclass(frozen=True)
 class Asking(Request):
-    """A request with a question about its trace, which takes a second to answer."""
-
     question: "Question | None" = None
 
     @property

@@ -75,7 +75,6 @@ def _answer(work: Callable[[], Any], writing: int) -> None:
 
 
 def _portable(error: BaseException) -> BaseException:
-    """Return an error that another process can read, with its traceback as a note."""
     where = "".join(traceback.format_exception(error))
     try:
         found = pickle.loads(pickle.dumps(error))

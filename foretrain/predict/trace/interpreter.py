@@ -34,8 +34,6 @@ ERAS = (
 
 
 class Norm(NamedTuple):
-    """A call of rms_norm: its allocations (first, one after its last), elements, and how it was called."""
-
     first: int
     end: int
     elements: int

@@ -21,8 +21,6 @@ from foretrain.predict.trace.repeats import with_all_micro_batches
 
 
 class Exact(Record):
-    """A traced step: memory in the estimate's form and what only a replay tells."""
-
     memory: RunMemory
     smallest_limit_bytes: int  # for the allocator, without running out of memory; context not included
     smallest_limit_expandable_bytes: int  # the same with expandable_segments:True

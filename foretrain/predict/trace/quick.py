@@ -76,7 +76,6 @@ class Place(NamedTuple):
     said: Mapping[str, Any] = MappingProxyType({})
 
     def filled(self, tensors: Sequence[FakeTensor]) -> Any:
-        """Return the result for other tensors of the same shapes, made as FakeTensor.__new__ makes it."""
         if self.shape is None:
             return tensors[self.source] if self.source is not None else None
         with torch._C._DisableTorchDispatch():
@@ -95,8 +94,6 @@ class Place(NamedTuple):
 
 
 class Recipe(NamedTuple):
-    """The results of an op. `kind`: list or tuple, None where there is one."""
-
     kind: type | None
     places: tuple[Place, ...]
 
@@ -179,7 +176,6 @@ def _always_gives_the_same(func: Any) -> bool:
 
 
 def _recipe(func: Any, tensors: list[FakeTensor], storages: list[int], out: Any) -> Recipe | None:
-    """Return how to recreate an op's results; None where that is not all that it does."""
     if func._schema.is_mutable and len(set(storages)) < len(storages):
         return None
     kind = type(out) if type(out) in (list, tuple) else None

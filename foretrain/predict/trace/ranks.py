@@ -106,8 +106,6 @@ class _Silent:
 
 
 class Bucket:
-    """Gradients that are sent together: one tensor, and a view of it per parameter number."""
-
     def __init__(self, parameters: Sequence[Tensor], numbers: Sequence[int]) -> None:
         first = parameters[numbers[0]]
         sizes = [parameters[number].numel() for number in numbers]

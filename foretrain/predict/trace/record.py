@@ -115,7 +115,6 @@ class Trace(Lifetimes):
         return found
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values; allocations by column, so that repeated words are few."""
         columns = {name: [getattr(a, name) for a in self.allocations] for name in COLUMNS}
         words: dict[Any, int] = {}
         for name in WORDS:

@@ -55,8 +55,6 @@ class TraceUnavailable(RuntimeError):
 
 
 class Traceable(Protocol):
-    """What can be traced: `Request`, and `FineTuneRequest` of predict/trace/finetune."""
-
     @property
     def gpu(self) -> Gpu: ...
 
@@ -70,13 +68,9 @@ class Traceable(Protocol):
         """Return the hash that the trace is cached under."""
         ...
 
-    def why_not(self) -> str:
-        """Return '' where this can be tried here, or the reason why not."""
-        ...
+    def why_not(self) -> str: ...
 
-    def whole(self, trace: Trace) -> Trace:
-        """Return its trace with the micro-batches that were left out."""
-        ...
+    def whole(self, trace: Trace) -> Trace: ...
 
 
 @dataclass(frozen=True)
@@ -95,7 +89,6 @@ class Request:
         return self.spec.gpu
 
     def why_not(self) -> str:
-        """Return '': it needs torch, and a step that ranks can share."""
         sharing, version = self.spec.sharing, interpreter.now().torch
         if sharing is None:
             return ""
@@ -219,7 +212,6 @@ def traces(
 
 
 def _read(path: Path) -> Trace | None:
-    """Return a cached trace; None where there is none or it is damaged."""
     try:
         return Trace.from_json(TRACES.value(path))
     except (ValueError, KeyError, TypeError, IndexError, AttributeError):
@@ -287,7 +279,6 @@ def _make(wanted: dict[str, Traceable], listen: Callable[[str], None], there: Ca
 
 
 def _exit_code(out: Path) -> int | None:
-    """Return how the worker of a trace ended; None while it runs."""
     with contextlib.suppress(OSError, ValueError):
         return int(out.with_suffix(".status").read_text())
     return None

@@ -41,8 +41,6 @@ NARROW = (torch.float16, torch.bfloat16)
 
 
 class Marks:
-    """The calls of rms_norm, and the largest tensor of which a slice takes a whole dimension."""
-
     def __init__(self, tracer: Tracer) -> None:
         self.tracer = tracer
         self.norms: list[Norm] = []
@@ -197,8 +195,6 @@ SENTENCES = {
 
 @dataclass(frozen=True)
 class Tracing:
-    """The argument of the traced code: the device to work on, and names for what it does."""
-
     device: torch.device
     tracer: Tracer
     memory: Memory = field(default_factory=lambda: Memory(Card("", (0, 0), 1, 0)))

@@ -37,8 +37,6 @@ DEVICE = torch.ops.prim.device.default
 
 
 class Result(NamedTuple):
-    """The moment at which an op allocates one of its results, by number."""
-
     number: int
 
 
@@ -75,8 +73,6 @@ BY_MASK = {
 
 @dataclass
 class Storage:
-    """A storage, and the allocation that holds its bytes now."""
-
     ref: weakref.ref[Any]
     id: int
     nbytes: int
@@ -263,7 +259,6 @@ class Tracer(TorchDispatchMode):
         return out
 
     def _allocate(self, op: str, results: list[Tensor], steps: list[Step]) -> None:
-        """Allocate an op's results and temporaries in the order in which its kernel asks for them."""
         taken: list[tuple[int, int]] = []
         named = {step.number for step in steps if isinstance(step, Result)}
         for index, tensor in enumerate(results):

@@ -83,7 +83,6 @@ def _forked(job: dict[str, Any]) -> int:
 
 
 def tell(out: Path, code: int) -> None:
-    """Write how a worker ended; the file gets its name when it is whole."""
     staging = out.with_suffix(".staging")
     staging.write_text(str(code))
     staging.replace(out.with_suffix(".status"))

@@ -77,11 +77,9 @@ class LineReader:
         raise NotImplementedError
 
     def finish(self) -> Corrected:
-        """Return what only the whole log tells of the steps."""
         return Corrected()
 
     def header(self) -> Mapping[str, object]:
-        """Return the fields of LogHeader that only the whole log tells."""
         return {}
 
 
@@ -191,7 +189,6 @@ class PatternReader(LineReader):
 
 
 def memory_of(groups: Mapping[str, str | None]) -> dict[str, int] | None:
-    """Return {what it counts: bytes} of such groups as `reserved_gib`; None without one."""
     found = {}
     for name, text in groups.items():
         named = _memory_group(name)

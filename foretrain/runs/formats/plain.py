@@ -38,7 +38,6 @@ class _ParameterGolf(PatternReader):
 
 
 def _dictionaries(name: str, title: str, place: int, *keys: str, **more: Any) -> LogFormat:
-    """Return the Trainer's format for a program that adds one of these keys."""
     reader = partial(trainer.Dictionaries, keys=keys)
     return replace(trainer.FORMATS[0], name=name, title=title, place=place, reader=reader, **more)
 

@@ -50,8 +50,6 @@ def _seconds(clock: str) -> int:
 
 
 class Drawn:
-    """One bar over a run: counts that rise, and the mean step time at each."""
-
     def __init__(self, of: int = 0) -> None:
         self.counts, self.times_s = array("q"), array("d")
         self.of, self.elapsed_s = of, 0

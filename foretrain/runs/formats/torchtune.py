@@ -15,8 +15,6 @@ _LABEL = re.compile(rf"(?:^|\D)\d{{1,6}}\|(\d{{1,12}})\|Loss:\s*({NUMBER})$", re
 
 
 class _Lines(LineReader):
-    """Reads the lines and the bar; the first one of a step counts."""
-
     def __init__(self, format: LogFormat) -> None:
         super().__init__(format)
         self.step_s: float | None = None

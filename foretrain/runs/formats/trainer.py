@@ -43,7 +43,6 @@ def figures(text: str) -> dict[str, float]:
 
 
 def reading_of(values: Mapping[str, float], step: int | None, at: int = 0) -> Reading | None:
-    """Read one entry: a step's loss, or an evaluation; None for others, such as the end."""
     if "train_runtime" in values and "loss" not in values:
         return None
     loss = values.get("loss")
@@ -61,8 +60,6 @@ def reading_of(values: Mapping[str, float], step: int | None, at: int = 0) -> Re
 
 
 class Tally:
-    """The whole run's figures from its entries: tokens, and the end."""
-
     def __init__(self) -> None:
         self.first_tokens, self.last_tokens = (0, math.nan), (0, math.nan)  # (step or line, tokens)
         self.run_s = self.steps_per_s = self.last_epoch = math.nan
@@ -184,7 +181,6 @@ class Dictionaries(LineReader):
         return self.tally.steps()
 
     def _unevenness(self, counts: "array[int]") -> float:
-        """Return how badly the epochs agree with these step numbers."""
         shares = [count / epoch for count, epoch in zip(counts, self.epochs, strict=True) if epoch > 0]
         middle = median(shares) if shares else 0.0
         return median(abs(share - middle) for share in shares) if shares else 0.0

@@ -77,7 +77,6 @@ class Report:
         threading.Thread(target=self._lines.put, args=(None,), daemon=True).start()
 
     def ended(self, most_s: float) -> bool:
-        """Wait so long, and return whether the tracker has taken all."""
         return self._over.wait(most_s)
 
     def give_up(self) -> None:

@@ -20,8 +20,6 @@ _EVENTS = "tensorboard.backend.event_processing.event_accumulator"
 
 
 class TensorBoard(Tracker):
-    """Reports to event files. A resume begins another file, which takes back later steps."""
-
     name, package, check, takes_back = "tensorboard", "tensorboard", "`tensorboard --inspect`", True
 
     def start(self, job: Job) -> Started:
@@ -105,7 +103,6 @@ def _rows(events: Any, path: Path) -> list[Row]:
 
 
 def _config(events: Any) -> dict[str, Any]:
-    """Return the config that a run of ours wrote as a text."""
     try:
         text = events.Tensors(_CONFIG + _TEXT)[0].tensor_proto.string_val[0].decode()
         found = json.loads(text)

@@ -24,8 +24,6 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Job:
-    """A run for a tracker. `resumed`: its earlier id there."""
-
     project: str
     name: str
     folder: Path
@@ -115,18 +113,15 @@ class Tracker(ABC):
 
     @classmethod
     def need_to_read(cls, path: Path) -> None:
-        """Raise UserError without its library, which alone reads its files."""
         if not cls.is_installed():
             raise UserError("environment.tracker_reader", path=str(path), tracker=cls.name, command=cls.install())
 
 
 def damaged(path: Path, tracker: str, reason: object) -> UserError:
-    """Return the error for a file that its tracker cannot have written so."""
     return UserError("data.tracker_damaged", path=str(path), tracker=tracker, reason=short(reason))
 
 
 def short(reason: object) -> str:
-    """Return an error's text in a line of a terminal or two."""
     text = " ".join(str(reason).split()).rstrip(".") or type(reason).__name__
     return text if len(text) <= MOST_OF_A_REASON else text[: MOST_OF_A_REASON - 1] + "…"
 

@@ -39,8 +39,6 @@ _MOST_OF_A_RECORD = 64 * 2**20
 
 
 class Wandb(Tracker):
-    """Reports to Weights & Biases. A step repeated after a resume is there twice; the later one counts."""
-
     name, package, check, project = "wandb", "wandb", "`wandb login`", "WANDB_PROJECT"
 
     def start(self, job: Job) -> Started:

@@ -67,9 +67,7 @@ def quantize_command(out: Path, options: FormOptions) -> str:
 
 
 class FormModule(Protocol):
-    def refusal(self, config: RunConfig) -> UserError | None:
-        """Return why this form cannot hold the model of a config; None: it can."""
-        ...
+    def refusal(self, config: RunConfig) -> UserError | None: ...
 
     def write(self, source: Any, folder: Path, options: FormOptions) -> None: ...
 

@@ -93,7 +93,6 @@ def _limits_files() -> bool:
 
 
 def _publish(staging: Path, out: Path, files: list[Path]) -> None:
-    """Move the folder as a whole where nothing was; else its files, one by one, each as a whole."""
     if not (out.is_dir() and any(out.iterdir())):
         staging.chmod(0o755)
         if out.is_dir():
@@ -129,7 +128,6 @@ class Source:
             return None
 
     def separator(self, words: Tokenizer | None) -> int | None:
-        """Return the id that ends a document; None where the model has no such token."""
         end = None if words is None else document_end(words)
         return end if end is not None and end < self.config.vocab_size else None
 

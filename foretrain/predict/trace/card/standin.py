@@ -75,8 +75,6 @@ def _set_data(tensor: FakeTensor, new: Tensor) -> None:
 
 @dataclass
 class StandIn:
-    """The running stand-in: the card and its memory, the attention kernels taken, and what a trace leaves out."""
-
     card: Card
     memory: fake_card.Memory
     attention: Attention
@@ -84,7 +82,6 @@ class StandIn:
 
 
 def _patch_for_fakes(patches: Patches) -> FakeTensorMode:
-    """Patch what any fake run needs: moves of modules, foreach kernels, one thread, the fake mode."""
     patches.set(torch.nn.Module, "_apply", _moved)
     patches.set(FakeTensor, "data", property(torch.Tensor.data.__get__, _set_data))  # type: ignore[attr-defined]
     for module in (foreach_utils, optimizer_module):  # or clip_grad_norm_ goes tensor by tensor

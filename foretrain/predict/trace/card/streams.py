@@ -54,8 +54,6 @@ class Stream(torch.Stream):
 
 
 class Event:
-    """An event that has always happened; no time passes between two of them."""
-
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 
     def record(self, stream: Any = None) -> None: ...

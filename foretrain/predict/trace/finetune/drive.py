@@ -39,8 +39,6 @@ MOST = 100  # batches written down whole; of later ones only the results
 
 
 class Batch:
-    """A batch's allocations since event `start` of the record, and its results, by their memory."""
-
     def __init__(self, tracer: Tracer, start: int, inputs: Mapping[str, Any], results: Any) -> None:
         self.tracer, self.done = tracer, 0
         self.events = tracer.record.events[start:]
@@ -77,15 +75,12 @@ class Batch:
 
 
 class Place:
-    """Where a result is: in which memory, and how."""
-
     def __init__(self, source: int | str | None, tensor: Tensor) -> None:
         self.source, self.dtype, self.device = source, tensor.dtype, tensor.device
         self.sizes, self.strides, self.offset = tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
 
     @classmethod
     def of(cls, tensor: Tensor, id: int | None, given: Mapping[int | None, str]) -> "Place":
-        """Return the place of a tensor, which may be one of the batch's inputs."""
         return cls(given.get(id, id), tensor)
 
     def filled(self, storages: Mapping[int, Tensor], inputs: Mapping[str, Any]) -> Tensor:
@@ -117,8 +112,6 @@ class Tokens(Dataset[dict[str, Tensor]]):
 
 @dataclass
 class Run:
-    """A run on `device`, which is fake or real. `micro_batches`: the events of the record where each begins."""
-
     written: dict[str, Any]  # config.json
     tune: FineTune
     device: torch.device
@@ -257,14 +250,12 @@ def on_a_card() -> AbstractContextManager[Any]:
 
 
 def loop_of(tune: FineTune) -> Any:
-    """Return the imported module of the loop: it has `trainer` and `on_a_card`."""
     return importlib.import_module(LOOPS.get(tune.loop, LOOPS["trainer"]))
 
 
 def arguments(
     tune: FineTune, folder: str, kind: type[TrainingArguments] = TrainingArguments, *, cpu: bool, **more: Any
 ) -> TrainingArguments:
-    """Return the arguments of the run: three steps, with an evaluation and a checkpoint after the second."""
     return kind(
         output_dir=folder, max_steps=STEPS, per_device_train_batch_size=tune.batch_size,
         per_device_eval_batch_size=tune.eval_batch_size, gradient_accumulation_steps=tune.grad_accum,

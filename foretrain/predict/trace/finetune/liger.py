@@ -24,7 +24,6 @@ NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layerno
 
 @contextmanager
 def stood_in() -> Iterator[None]:
-    """Let the Trainer find a package liger_kernel with the stand-ins."""
     with Patches() as patches:
 
         def apply(model: Any, **options: Any) -> None:

@@ -31,8 +31,6 @@ class MarkedSft(Marking, SFTTrainer):
 
 
 class _Kernel:
-    """A kernel of Triton: called with a grid, then its arguments, it returns nothing."""
-
     def __getitem__(self, grid: Any) -> Any:
         return lambda *args, **kwargs: None
 
@@ -44,7 +42,6 @@ class _Triton:
 
 
 def on_a_card() -> AbstractContextManager[Any]:
-    """Let the loss take the path of a card with Triton."""
     patches = Patches()
     if chunked_logprob is not None:
         for name, value in (("_forward_kernel", _Kernel()), ("_backward_kernel", _Kernel()), ("triton", _Triton)):

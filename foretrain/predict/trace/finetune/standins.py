@@ -33,8 +33,6 @@ HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class CheckpointTensor:
-    """A tensor of a checkpoint that is made when it is read, as safetensors' slices are."""
-
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         self.shape, self.dtype = shape, dtype
 
@@ -204,8 +202,6 @@ def stood_in(tracer: Tracer, *, card: bool) -> Iterator[None]:
 
 
 def _fake_on_meta(tensor: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Wrap torch.tensor, which on meta returns a tensor that the fake mode has not seen."""
-
     def made(*args: Any, **kwargs: Any) -> Tensor:
         found = tensor(*args, **kwargs)
         if found.device.type != "meta" or isinstance(found, FakeTensor):

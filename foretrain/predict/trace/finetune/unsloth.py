@@ -178,8 +178,6 @@ def stood_in(tune: FineTune) -> Iterator[None]:
 
 
 class _Host:
-    """Which inputs of blocks go to the host, and where they come back to."""
-
     def __init__(self) -> None:
         self.first, self.index, self.last = True, 0, 0
         self.both = False  # whether they alternate between two places

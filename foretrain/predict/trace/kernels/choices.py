@@ -26,8 +26,6 @@ PICKED = "how many rows a mask picks is a matter of values: the lower end is one
 
 @dataclass
 class Source:
-    """One routing decision: how often it was made, and what the upper end gave of it to which view of which storage."""
-
     total: int
     given: list[tuple[weakref.ref[Any], Any, int]] = field(default_factory=list)
 
@@ -48,8 +46,6 @@ class Chosen(NamedTuple):
 
 
 class Choices:
-    """What is known of choices, by storage, and the sizes that follow. `upper`: which end."""
-
     def __init__(self, upper: bool, ranges: set[str]) -> None:
         self.upper, self.ranges = upper, ranges
         self._known: dict[int, tuple[weakref.ref[Any], Chosen]] = {}

@@ -75,7 +75,6 @@ def _partial_bytes(op: str, dtype: torch.dtype) -> int:
 
 
 def inside(op: str, args: tuple[Any, ...]) -> list[int]:
-    """Return the bytes of the loss of each element, freed when the op is done."""
     return [_elements_bytes(args)] if _is_reduced(op, args, ELEMENTWISE) else []
 
 

@@ -83,8 +83,6 @@ class _Rounds(dict[int, int]):
 
 
 class Values:
-    """The known values, the assumed answers, and the places that asked."""
-
     def __init__(self) -> None:
         self._known: dict[int, tuple[weakref.ref[Any], Known]] = {}
         self._places: dict[tuple[str, bool], dict[str, None]] = {}
@@ -208,11 +206,9 @@ class Values:
 
     @property
     def bounded(self) -> bool:
-        """Return whether the trace is a lower bound: other values may take more."""
         return any(too_low for _, too_low in self._places)
 
     def notes(self) -> list[str]:
-        """Return a sentence for each kind of assumed answer, with where."""
         found = []
         for (what, too_low), everywhere in self._places.items():
             places = list(everywhere)

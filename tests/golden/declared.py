@@ -2,45 +2,14 @@
 
 from .compare import Declared
 
-PLAN = "one schema of a plan for every kind of run, foretrain.plan/1, with its kind, verdict and needed_bytes; its memory is phases"
-ADVICE = "a fine-tuning plan has its changes as `advice`, as every plan has"
-LINE = "one line of a plan for every kind of run: of generating text, batch and context are parts of it"
-CHECK = "--check has one sentence for every kind of run, and exit code 2 where there is no verdict"
-FACTS = (
-    "one description of a model: ModelFacts for generating text, too, which count a latent attention and know a format"
-)
-WORDS = "one parser of words: the last value of an option counts, with a note; a value that cannot be is refused as in pretraining"
 CARDS = "generating text on several cards, whose options and words are those of fine-tuning"
 ADVISED = "what to change when a model generates text is advice, as of every run, and not a field of the plan"
+FLOW = "one flow of plan for every kind of run: its questions, --check of --largest and messages are the same"
 DECLARED: tuple[Declared, ...] = (
-    Declared("inference", r"stdout.*\.(model|facts)", FACTS),
-    Declared("^python inference", r"stdout:\d+", FACTS, new='"facts": '),
-    Declared("", r"facts\.(latent|published)$", FACTS, old=r"^\(nothing\)$"),
-    Declared("--bf16 --fp16", "", WORDS),
-    Declared(
-        "file: .*show-config",
-        "stdout:",
-        "options of fine-tuning are shown as those of pretraining are, with unit and help",
-    ),
-    Declared("^error: (finetune|inference)", "stderr", WORDS, new="must be|needs a value"),
-    Declared("", r"fields\[\d+\]\.(least|most|limits)$", WORDS),
-    Declared(
-        "",
-        r"\.(kind|needed_bytes|verdict|step|compiled|obstacle|paged_bytes|timing|available_bytes)$",
-        PLAN,
-        old=r"^\(nothing\)$",
-    ),
-    Declared("finetune|inference|cluster", r"schema$", PLAN),
-    Declared("inference", r"memory", PLAN),
-    Declared("finetune", r"(advice|changes|largest)", ADVICE),
-    Declared("cluster|inference", r"stdout\.advice$", ADVICE, old=r"^\(nothing\)$"),
-    Declared("^python", r"stdout:\d+", PLAN, new='plan of|"kind"|available_bytes'),
-    Declared("inference", "stdout", LINE, new="tokens"),
-    Declared("check", "stderr", CHECK),
-    Declared("^languages", "stdout", LINE),
     Declared("inference", r"fitting$", ADVISED, new=r"^\(nothing\)$"),
     Declared("inference: llama-3.3-70b --inference --gpu 4090", "stdout:", ADVISED),
     Declared("error: inference: plan --inference", r"steps\[2\]", ADVISED),
     Declared("inference", r"asked\.(world|split|per_node|link|network)$", CARDS, old=r"^\(nothing\)$"),
     Declared("", "stderr", CARDS, new="is about several cards|run one model together|how many cards there are|--split"),
+    Declared("inference.*largest", "stdout", FLOW),
 )

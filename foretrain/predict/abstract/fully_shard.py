@@ -47,10 +47,16 @@ class Group:
     piece of these; `kept`, the same where it gets another dtype.
     """
 
+    widths: list[int]
+    gathered: Factors
+    sent: Factors
+    summed: Factors
+    cast: Factors | None = None
     kept: Factors | None = None
 
     def __init__(self, parameters: Iterable[Parameter], sharing: Sharing, layer: int, *, reshards: bool) -> None:
         self.parameters, self.layer, self.reshards, self.number = list(parameters), layer, reshards, 0
+        self.is_outer = False
         self.trained = [p for p in self.parameters if p.requires_grad]
         self.sizes = [sharing.share(p.shape) * sharing.shards for p in self.parameters]
         self.clear()
@@ -128,6 +134,8 @@ class FullyShard(OneCard):
     def _own(self, *outer: Group) -> None:
         """Take those around all others, too."""
         self.outer = list(outer)
+        for group in outer:
+            group.is_outer = True
         self.groups += reversed(outer)
         for number, group in enumerate(self.groups):
             group.number = number
@@ -135,7 +143,7 @@ class FullyShard(OneCard):
     @property
     def _in_order(self) -> list[Group]:
         """As they are gathered."""
-        return [*self.outer, *(group for group in self.groups if group not in self.outer)]
+        return [*self.outer, *(group for group in self.groups if not group.is_outer)]
 
     def begin(self, t: Recorder, state: State, *, saving: bool) -> None:
         self.now, self.kept = state, []
@@ -162,7 +170,7 @@ class FullyShard(OneCard):
 
     def _resume(self, t: Recorder, state: State) -> None:
         self.on.adds, last = self.adds, self.outer[-1] if self.outer else None
-        for group in [*reversed([each for each in self.groups if each not in self.outer]), *self.outer]:
+        for group in [*reversed([each for each in self.groups if not each.is_outer]), *self.outer]:
             t.layer = group.layer
             if self._holds and state.last:
                 group.held = [self._gradient(parameter) for parameter in group.trained]

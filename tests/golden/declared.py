@@ -10,7 +10,9 @@ FACTS = (
     "one description of a model: ModelFacts for generating text, too, which count a latent attention and know a format"
 )
 WORDS = "one parser of words: the last value of an option counts, with a note; a value that cannot be is refused as in pretraining"
+SHARDED = "fine-tuning on several cards has a strategy, as pretraining has"
 DECLARED: tuple[Declared, ...] = (
+    Declared("", r"\.strategy$", SHARDED, old=r"^\(nothing\)$"),
     Declared("inference", r"stdout.*\.(model|facts)", FACTS),
     Declared("^python inference", r"stdout:\d+", FACTS, new='"facts": '),
     Declared("", r"facts\.(latent|published)$", FACTS, old=r"^\(nothing\)$"),

@@ -12,6 +12,8 @@ from typing import Any, Literal
 from foretrain.base.records import Record
 from foretrain.config.hub.facts import ModelFacts
 from foretrain.config.option import COST, DTYPE_NAMES, EVERYTHING, LEARNING, LINK, NETWORK, PER_NODE, option, options_of
+from foretrain.config.options import StrategyName
+from foretrain.config.sharing import STRATEGIES
 
 Bound = Literal["exact", "at_least", "at_most", "unknown"]
 Training = Literal[
@@ -181,8 +183,12 @@ class FineTune(Record):
         compared=False,
     )
     world: int = _option(
-        1, "cards that train together with DDP, each with micro-batches of its own", group="system",
+        1, "cards that train together, each with micro-batches of its own", group="system",
         aliases=("num_processes",), least=1, most=16_384, unit="cards", compared=False,
+    )
+    strategy: StrategyName = _option(
+        "ddp", "ddp: each card has the whole model; fsdp: shards weights, gradients and optimizer states, as FSDP2 "
+        "does; fsdp_no_reshard: gathered once a step", group="system",
     )
     per_node: int = PER_NODE
     link: str = LINK
@@ -206,6 +212,11 @@ class FineTune(Record):
         """The settings because of which the figures are a bound."""
         kind = () if self.bound_of_training == "exact" else (f"training = {self.training}",)
         return (*kind, "outliers of load_in_8bit") if self.load_in_8bit else kind
+
+    @property
+    def sharded(self) -> bool:
+        """Whether a card has only its share of the weights."""
+        return self.world > 1 and STRATEGIES[self.strategy].shards_weights
 
     @property
     def adapters(self) -> bool:

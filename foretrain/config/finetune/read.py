@@ -227,14 +227,21 @@ def _add_accelerate(found: FileSettings, path: Path) -> None:
     found.unknown += part.unknown
     found.cards, found.cards_key = (part.cards, part.cards_key) if part.cards else (found.cards, found.cards_key)
     found.sharding = part.sharding or found.sharding
+    found.sharded_values = part.sharded_values or found.sharded_values
 
 
 def _share(found: FileSettings, origins: Mapping[str, str]) -> None:
     """Plan the cards that a file wants, which train with DDP where nothing cuts the model; else what one card holds is
     the least of it. `origins`: of words over the file."""
+    several, loop = found.cards > 1 or "world" in origins, found.values.get("loop", "trainer")
+    if found.sharded_values and several and loop in ("trainer", "trl"):
+        found.unplanned = {key: bound for key, bound in found.unplanned.items() if key not in ("fsdp", "fsdp_config")}
+        found.values |= found.sharded_values
+        found.origins |= dict.fromkeys(found.sharded_values, "fsdp_config")
+        found.sharding = ""
     if found.cards < 2 or "world" in origins:
         return
-    if found.sharding or found.values.get("loop", "trainer") not in WRAPPED:
+    if found.sharding or loop not in WRAPPED:
         found.unplanned.setdefault(f"{found.cards_key} = {found.cards}", "at_least")
     else:
         found.values["world"], found.origins["world"] = found.cards, found.cards_key

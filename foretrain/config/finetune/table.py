@@ -45,6 +45,7 @@ class FileSettings:
     cards: int = 0
     cards_key: str = ""
     sharding: str = ""
+    sharded_values: dict[str, Any] = field(default_factory=dict)  # options of a run that is sharded so
     called: bool = False  # a script makes the calls, so what it leaves out has their defaults
     peft_targets: bool = False  # the modules that peft chooses by itself for this family
 

@@ -68,6 +68,38 @@ class OneCard:
         return gradients[:count]
 
 
+class Remains:
+    """What passes leave for later ones: gradients, the workspaces of cuBLAS, and whatever else `ranks` leave."""
+
+    def __init__(self, t: Timeline, ranks: OneCard) -> None:
+        self.t, self.ranks = t, ranks
+        self.gradients: list[Tensor] = []
+        self.left: list[Tensor] = []
+        self.workspaces: list[Tensor] = []  # the forward pass's first
+
+    def given(self, passage: Passage) -> list[Tensor]:
+        """Take what a passage ends."""
+        given = self.ranks.given(self.gradients, self.left, passage.given)
+        ends = {tensor.serial for tensor in given}
+        self.gradients = [tensor for tensor in self.gradients if tensor.serial not in ends]
+        self.left = [tensor for tensor in self.left if tensor.serial not in ends]
+        return given
+
+    def keep(self, passage: Passage, *shifts: int) -> None:
+        """Take what its parts left, played with these shifts."""
+        second = passage.parts[1].first
+        for serial in passage.left:
+            component, size = passage.kinds[serial]
+            kinds = (("gradients", self.gradients), ("workspace", self.workspaces))
+            for name, kept in (*kinds, *((name, self.left) for name in self.ranks.leaves)):
+                if component == name:
+                    kept.append(self.t.adopt(component, size, serial + shifts[serial >= second]))
+
+    def zero_grad(self) -> None:
+        self.t.free(*self.gradients)
+        self.gradients = []
+
+
 class SendingMachine(m.Machine):
     """A gradient goes to the host in the dtype in which it was made."""
 

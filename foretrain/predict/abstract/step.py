@@ -13,7 +13,7 @@ from foretrain.predict.abstract import autograd, modules, programs
 from foretrain.predict.abstract import tensors as m
 from foretrain.predict.abstract.dims import Dim, Kernel, Launch, Launches, counted
 from foretrain.predict.abstract.passage import MOST, OUTSIDE, Recorder, Structure, Uneven, copies_of, unroll
-from foretrain.predict.abstract.ranks import FRESH, OneCard, State
+from foretrain.predict.abstract.ranks import FRESH, OneCard, Remains, State
 from foretrain.predict.spec import Variant
 from foretrain.predict.timeline import Passage, Tensor, Timeline
 
@@ -49,7 +49,7 @@ class Result:
         self.passage, self.shift, self.logits, self.given = passage, shift, logits, given
 
 
-class EagerProgram:
+class EagerProgram(Remains):
     TAKEN = ("kept", "flash", "split", "sums1", "sums2", "sums3", "sums4")  # by kernels for themselves, on some cards
     OF_ITS_SIZES = False  # whether a pass is remembered for its own sizes alone
     KERNELS = True  # whether a pass tells all kernels that it runs; what is compiled is traced as a graph, and has none
@@ -58,59 +58,37 @@ class EagerProgram:
         self, timeline: Timeline, variant: Variant, config: RunConfig, low: m.DType | None,
         matmul: str = "dtype", make: Make | None = None, ranks: OneCard | None = None,
     ) -> None:  # fmt: skip
-        self.t, self.v, self.config, self.low = timeline, variant, config, low
-        self.ranks, self.last = ranks or OneCard(), False  # `last`: whether the next micro-batch ends a step
+        super().__init__(timeline, ranks or OneCard())
+        self.v, self.config, self.low = variant, config, low
+        self.last = False  # whether the next micro-batch ends a step
         self.matmul, self.make = matmul if matmul in EIGHT_BITS else "dtype", make
         self.groups = (config.checkpointed, config.n_layer - config.checkpointed)
         self.run = tuple(min(MOST, count) for count in self.groups)
         self.model: Any = None
         self.passages: dict[Any, Passage] = {}
-        self.gradients: list[Tensor] = []
-        self.left: list[Tensor] = []  # what else passes have left (ranks.py)
-        self.workspaces: list[Tensor] = []  # cuBLAS's, the forward pass's first
 
     def _attention(self, learns: bool) -> str:
         return self.v.attention if learns else self.v.evaluation_attention
 
     def forward(self, saving: bool) -> Result:
         passage = self._passage(saving)
-        given = self._given(passage)
+        given = self.given(passage)
         shift = self.t.play(passage, 0, given=given)
         logits = None
         if self.v.keeps_logits:
             serial = next(s for s in passage.left if passage.kinds[s][0] == "logits")
             logits = self.t.adopt(*passage.kinds[serial], serial + shift)
         if not saving:
-            self._keep(passage, shift, shift)
+            self.keep(passage, shift, shift)
         return Result(passage, shift, logits, given)
 
     def backward(self, result: Result) -> None:
         shift = self.t.play(result.passage, 1, result.shift, result.given)
-        self._keep(result.passage, result.shift, shift)
+        self.keep(result.passage, result.shift, shift)
 
     def clear_workspaces(self) -> None:
         self.t.free(*self.workspaces)
         self.workspaces = []
-
-    def _given(self, passage: Passage) -> list[Tensor]:
-        given = self.ranks.given(self.gradients, self.left, passage.given)
-        ends = {tensor.serial for tensor in given}
-        self.gradients = [tensor for tensor in self.gradients if tensor.serial not in ends]
-        self.left = [tensor for tensor in self.left if tensor.serial not in ends]
-        return given
-
-    def _keep(self, passage: Passage, *shifts: int) -> None:
-        second = passage.parts[1].first
-        for serial in passage.left:
-            component, size = passage.kinds[serial]
-            kinds = (("gradients", self.gradients), ("workspace", self.workspaces))
-            for name, kept in (*kinds, *((name, self.left) for name in self.ranks.leaves)):
-                if component == name:
-                    kept.append(self.t.adopt(component, size, serial + shifts[serial >= second]))
-
-    def zero_grad(self) -> None:
-        self.t.free(*self.gradients)
-        self.gradients = []
 
     @m.one_thread_at_a_time
     def launches(self, saving: bool, fuse: Fuse | None = None) -> list[tuple[Launch, int]]:

@@ -163,7 +163,7 @@ class CompiledProgram(EagerProgram):
             return super().forward(saving)
         there, passage, structure = len(self.workspaces), self._whole(saving), self._structure(saving)
         self.timed.add(saving)
-        walk = first_walk(self.t, passage, structure, there, self._given(passage), cuda=self.v.cuda)
+        walk = first_walk(self.t, passage, structure, there, self.given(passage), cuda=self.v.cuda)
         if not saving:
             self._take(walk)
         logits = next((tensor for tensor in walk.alive.values() if tensor.component == "logits"), None)

@@ -12,12 +12,50 @@ from foretrain.base.units import MIB
 from foretrain.config.shape import ModelShape, Parameter
 from foretrain.config.sharing import Sharing
 from foretrain.predict.abstract.ranks import BUCKETS, FIRST_BUCKET_BYTES
-from foretrain.predict.timeline import Tensor, Timeline
+from foretrain.predict.timeline import Size, Tensor, Timeline
 
 BUCKET_BYTES = 25 * MIB  # torch/nn/parallel/distributed.py, bucket_cap_mb
 # Weights go from the first rank to the others in copies of so many bytes, two at a time
 # (torch/nn/parallel/distributed.py, broadcast_bucket_size; c10d/comm.cpp, broadcast_coalesced).
 BROADCAST_BYTES, BROADCASTS = 250 * MIB, 2
+
+
+class Buckets:
+    """DDP's, of the gradients of these bytes in the order of the model's parameters. `whole`: all of them as one.
+
+    Where the model is searched for unused parameters, as `looks_for_unused` says, buckets are of 25 MiB from the start,
+    and stay. Else there is one at first, and after the first step those of 25 MiB in its place, in the order in which
+    gradients are ready: those of the last weights first (reducer.cpp, rebuild_buckets).
+    """
+
+    def __init__(
+        self, t: Timeline, sizes: Sequence[int], whole: Size | None = None, *, looks_for_unused: bool = False
+    ) -> None:
+        self.t, self.sizes, self.whole, self.looks_for_unused = t, sizes, whole, looks_for_unused
+        self.there: list[Tensor] = []
+
+    def wrap(self, weights: Sequence[int]) -> None:
+        """Send the weights, of so many bytes each, to the other ranks, and make the buckets."""
+        for group in in_groups(weights, BROADCAST_BYTES):
+            self.t.free(self.t.alloc("temporaries", self.t.size(sum(group))))
+        # By size in the order of the model, and sent in the other one (_compute_bucket_assignment_by_size).
+        sizes = [size for _, size in in_buckets(self.sizes)][::-1] if self.looks_for_unused else [sum(self.sizes)]
+        self.there = [self.t.alloc(BUCKETS, self.whole or self.t.size(size)) for size in sizes]
+        if self.looks_for_unused:
+            self.t.alloc(BUCKETS, self.t.size(4 * len(self.sizes)))  # which parameters were used, on the device
+
+    def rebuild(self, *, keeps: bool = False) -> list[Tensor]:
+        """Make them anew after the first step. Returns the old ones where NCCL still has them: `keeps`."""
+        if self.looks_for_unused or not self.there:
+            return []
+        old, sizes = self.there, [size for _, size in in_buckets(self.sizes[::-1])]
+        if not keeps:
+            self.t.free(*old)
+        if self.whole:
+            self.t.alloc_all(BUCKETS, self.whole, sizes)
+        else:
+            self.there = [self.t.alloc(BUCKETS, self.t.size(size)) for size in sizes]
+        return old if keeps else []
 
 
 class Rank:
@@ -34,7 +72,7 @@ class Rank:
         self.letters: dict[str, int] = {}
         self.pieces = [p.numel for p in self.parameters]  # of each weight that stays here
         self.stepped = list(zip(self.parameters, self.pieces, strict=True))
-        self._bucket: Tensor | None = None  # DDP's, of all gradients
+        self._buckets: Buckets | None = None
         self._groups: list[range] = []  # weights that are gathered together, by their places
         if sharing and sharing.way.shards_weights:
             self._cut(sharing, shape)
@@ -79,20 +117,12 @@ class Rank:
             self._shard(t, [i for i in range(len(self.parameters)) if i not in inside], "Sr")
             return
         sizes = [4 * p.numel for p in self.parameters]
-        for group in in_groups(sizes, BROADCAST_BYTES):
-            t.free(t.alloc("temporaries", t.size(sum(group))))
-        self._bucket = t.alloc(BUCKETS, t.size(4, "P"))
+        self._buckets = Buckets(t, sizes, t.size(4, "P"))
+        self._buckets.wrap(sizes)
 
-    def rebuilt(self, t: Timeline, *, keeps: bool) -> list[Tensor]:
-        """After the first step DDP makes its buckets anew, in the order in which gradients are ready: those of the last
-        weights first (reducer.cpp, rebuild_buckets). Returns the old one where NCCL still has it: `keeps`."""
-        if self._bucket is None:
-            return []
-        if not keeps:
-            t.free(self._bucket)
-        sizes = [4 * p.numel for p in reversed(self.parameters)]
-        t.alloc_all(BUCKETS, t.size(4, "P"), [nbytes for _, nbytes in in_buckets(sizes)])
-        return [self._bucket] if keeps else []
+    def rebuilt(self, *, keeps: bool) -> list[Tensor]:
+        """What is left of DDP's old bucket after the first step."""
+        return self._buckets.rebuild(keeps=keeps) if self._buckets else []
 
     def _shard(self, t: Timeline, group: Sequence[int], letter: str) -> None:
         whole = [t.alloc("weights", t.size(4 * self.parameters[i].numel)) for i in group]

@@ -239,7 +239,7 @@ class SimulatedRun:
         """All that follows `begin`; the highest moment of each phase."""
         self.train("first_step")
         self.t.phase("steady_step")
-        self.step.left += self.rank.rebuilt(self.t, keeps=self.keeps)
+        self.step.left += self.rank.rebuilt(keeps=self.keeps)
         before = self.t.now()
         self.train("steady_step")
         for _ in range(1, self.steady_steps):

@@ -1,5 +1,6 @@
 """The memory of a fine-tuning run: each phase with its components and a verdict. No torch."""
 
+import math
 from functools import lru_cache
 from typing import Any
 
@@ -9,6 +10,8 @@ from foretrain.config.hub.facts import ModelFacts
 from foretrain.hardware.catalogue import Gpu
 from foretrain.hardware.devices import Context
 from foretrain.predict import software
+from foretrain.predict.abstract.autograd import Parameter
+from foretrain.predict.abstract.ranks import Remains
 from foretrain.predict.allocator.replay import PhasePeak, replay
 from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.estimate.kernel_buffers import (
@@ -17,11 +20,12 @@ from foretrain.predict.estimate.kernel_buffers import (
     flash_backward_bytes,
     flash_split_bytes,
 )
+from foretrain.predict.estimate.ranks import Buckets
 from foretrain.predict.estimate.simulated_run import granule_of
 from foretrain.predict.finetune.optimizers import OPTIMIZERS
 from foretrain.predict.finetune.outside import Collected, Outside, formula_of, numbers
 from foretrain.predict.finetune.program import CompiledProgram, attention_kernel, program_of
-from foretrain.predict.finetune.ranks import Buckets, context_of
+from foretrain.predict.finetune.ranks import Shards, context_of
 from foretrain.predict.memory import (
     EXACTLY,
     Component,
@@ -156,7 +160,7 @@ def symbols_of(facts: ModelFacts, tune: FineTune, gpu: Gpu, batch: int) -> dict[
     }  # fmt: skip
 
 
-class SimulatedFineTuning:
+class SimulatedFineTuning(Remains):
     """One run. `t` is its timeline once `write` was called; `paged_bytes`: states in managed memory."""
 
     def __init__(self, facts: ModelFacts, tune: FineTune, gpu: Gpu) -> None:
@@ -168,13 +172,16 @@ class SimulatedFineTuning:
 
         self.program = program_of(facts, tune, attention, gpu)
         self.symbols = self.program.sizes(symbols_of(facts, tune, gpu, tune.batch_size))
-        self.t = Timeline(dict(self.symbols), granule_of(gpu))
+        super().__init__(Timeline(dict(self.symbols), granule_of(gpu)), self.program.ranks)
         self.outside = Outside(self.program, self.t)
         self.alloc = self.outside.alloc
         self.trained = list(self.program.trained().values())
-        self.buckets = Buckets(tune, self.trained, self.t)
+        # of each trained parameter that is here, and bytes of an element
+        self.pieces = [(p, *self._piece(p)) for p in self.trained]
+        sizes = [p.numel() * p.dtype.itemsize for p in self.trained] if tune.world > 1 and not tune.sharded else []
+        looks = tune.loop != "llama-factory" if tune.adapters else not tune.gradient_checkpointing
+        self.buckets = Buckets(self.t, sizes, looks_for_unused=looks)
         self.passages: dict[Any, Passage] = {}
-        self.gradients: list[Tensor] = []
         self.outputs: list[Tensor] = []  # of the last micro-batch, which a loop of one's own holds until the next ones
         self.started: set[bool] = set()
         self.held: list[Tensor] = []  # the batch that was taken last
@@ -184,9 +191,12 @@ class SimulatedFineTuning:
 
     def write(self) -> Timeline:
         """The whole run."""
-        self.outside.load()
-        self.outside.prepare()
-        if self.tune.world > 1:
+        if self.tune.sharded:
+            self.shard()
+        else:
+            self.outside.load()
+            self.outside.prepare()
+        if self.buckets.sizes:
             self.wrap()
         self.step("first_step")
         self.buckets.rebuild()
@@ -194,10 +204,42 @@ class SimulatedFineTuning:
         if self.tune.evaluate:
             self.evaluate()
         self.outside.save()
+        self.t.free(*self.left)
+        self.left = []
+        if self.tune.sharded:  # each weight is gathered, and copied
+            weights = [p for group in self.program.shards for p in group.parameters]
+            largest = max(self.program.stored_bytes(p) * p.numel() for p in weights)
+            self.t.free(*[self.alloc("temporaries", largest) for _ in range(2)])
         self.step("steady_step")
         self.t.free(*self.held)
-        self.outside.merge()
+        if not self.tune.sharded:
+            self.outside.merge()
         return self.t
+
+    def shard(self) -> None:
+        """Bring the weights to the card a group at a time, and keep this rank's piece of each."""
+        self.t.at("build")
+        self.t.phase("load")
+        tables: list[Tensor] = []  # whole, which accelerate has until all is cut
+        for group in self.program.shards:
+            whole = [self.outside.weight(p, self.program.stored_bytes(p)) for p in group.parameters]
+            for p in group.parameters:
+                shape, width = self._piece(p)
+                self.outside.weight(p, width, shape)
+            for p, tensor in zip(group.parameters, whole, strict=True):
+                if p.name in ("embed_tokens.weight", "lm_head.weight"):
+                    tables.append(tensor)
+                else:
+                    self.t.free(tensor)
+        self.t.free(*tables)
+        self.outside.buffers()
+
+    def _piece(self, parameter: Parameter) -> tuple[tuple[int, ...], int]:
+        """The shape of a weight's piece that is here, and bytes of an element."""
+        if not isinstance(self.ranks, Shards):
+            return parameter.shape, parameter.dtype.itemsize
+        rows, *rest = parameter.shape
+        return (-(-int(rows) // self.ranks.sharing.shards), *rest), self.program.stored_bytes(parameter)
 
     def wrap(self) -> None:
         """Wrap the model in DDP, which sends all weights to the other cards."""
@@ -216,24 +258,24 @@ class SimulatedFineTuning:
         batches = [self.batch() for _ in range(min(MICRO_BATCHES, tune.grad_accum))]
         self.t.free(self.t.alloc("temporaries", self.t.size(9, "B", "T")))  # which of them count, and how many
         self.t.phase(phase)
-        for batch in batches:
+        for number, batch in enumerate(batches, 1):
             self.t.free(*self.held)
-            self.micro_batch()
+            self.micro_batch(last=number == len(batches))
             self.held = batch
         self.t.at("optimizer")
         self.optimize(first=phase == "first_step")
-        self.t.free(*self.gradients)
-        self.gradients = []
+        self.zero_grad()
 
-    def micro_batch(self) -> None:
-        """Forward and backward pass."""
+    def micro_batch(self, *, last: bool) -> None:
+        """Forward and backward pass; `last`: of a step."""
         if isinstance(self.program, CompiledProgram) and True not in self.started:
             self.gradients = self.program.first_pass(self.t, self._workspaces())
             self.started.add(True)
             return
         self.outside.places.before_a_pass()
-        passage = self.passage(train=True)
-        shift = self.t.play(passage, 0)
+        passage = self.passage(train=True, last=last)
+        given = self.given(passage)
+        shift = self.t.play(passage, 0, given=given)
         self.t.free(*self.outputs)
         self.outputs = []
         self.saved_bytes = sum(
@@ -241,12 +283,7 @@ class SimulatedFineTuning:
             for kind in self.t.living()
             if kind.component.startswith(("activations", "logits", "weight_copies"))
         )
-        second = self.t.play(passage, 1, shift)
-        for serial in passage.left:
-            component, size = passage.kinds[serial]
-            if component == "gradients":
-                at = serial + (second if serial >= passage.parts[1].first else shift)
-                self.gradients.append(self.t.adopt(component, size, at))
+        self.keep(passage, shift, self.t.play(passage, 1, shift, given))
         self.hold(passage, shift)
 
     def hold(self, passage: Passage, shift: int) -> None:
@@ -264,17 +301,17 @@ class SimulatedFineTuning:
             self.t.free(*norms)
         for nbytes in memory.shared if first else ():
             self.alloc("optimizer", nbytes)
-        for parameter in self.trained if first else ():
+        for parameter, shape, width in self.pieces if first else ():
             states = memory.embedding if memory.embedding and "embed" in parameter.name else memory.states
-            for nbytes in states(parameter.shape, parameter.dtype.itemsize):
+            for nbytes in states(shape, width):
                 if memory.paged and parameter.numel() >= PAGED:
                     self.paged_bytes += nbytes
                 else:
-                    each, rest = divmod(nbytes, parameter.numel())
-                    self.alloc("optimizer", nbytes, "" if rest else formula_of(each, parameter.shape))
+                    each, rest = divmod(nbytes, math.prod(shape))
+                    self.alloc("optimizer", nbytes, "" if rest else formula_of(each, shape))
         passes = memory.passing if self.cuda else memory.passing_on_cpu or memory.passing
         processors = Processors.of(self.gpu.capability, self.gpu.sm_count or 1) if self.cuda else None
-        passing = passes([(p.shape, p.dtype.itemsize) for p in self.trained], processors)
+        passing = passes([(shape, width) for _, shape, width in self.pieces], processors)
         self.t.free(*[self.alloc("temporaries", nbytes) for nbytes in passing if nbytes])
 
     def evaluate(self) -> None:
@@ -283,12 +320,13 @@ class SimulatedFineTuning:
         self.t.phase("evaluate")
         self.t.use(symbols_of(self.facts, tune, self.gpu, tune.eval_batch_size))
         most = tune.eval_accumulation_steps or tune.eval_batches
-        collected = Collected(self.t, self.program.logit_bytes, most)
+        collected = Collected(self.t, self.program.logit_bytes, most, tune.world)
         before: list[Tensor] = []  # the last batch, until the next one was used
         for number in numbers(tune.eval_batches):
             batch = self.batch()
             passage = self.passage(train=False)
             shift = self.t.play(passage, 0)
+            self.keep(passage, shift, shift)
             self.t.free(*self.outputs)
             self.outputs = []
             self.hold(passage, shift)
@@ -307,14 +345,14 @@ class SimulatedFineTuning:
 
     # -- parts ---------------------------------------------------------------------------------------------
 
-    def passage(self, *, train: bool) -> Passage:
+    def passage(self, *, train: bool, last: bool = False) -> Passage:
         """A pass, without the workspaces that cuBLAS has from earlier ones; a later one adds to the gradients."""
-        there, later = self._workspaces(), bool(self.gradients)
+        there, state = self._workspaces(), self.ranks.state(self.gradients, self.left, last=last, saving=train)
         first = train and self.outside.places.passes == 1
-        key = train, later, first, self.t.symbols["B"], there
+        key = train, state, first, self.t.symbols["B"], there
         self.started.add(train)
         if key not in self.passages:
-            structure = self.program.structure(self.t.symbols, train=train, later=later, first=first)
+            structure = self.program.structure(self.t.symbols, train=train, state=state, first=first)
             self.passages[key] = structure.sized(self.t).without("workspace", there)
         return self.passages[key]
 

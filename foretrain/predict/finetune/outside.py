@@ -54,10 +54,10 @@ class Outside:
             self._warm_up(kept)
         for name in sorted({*kept, *self.program.packed}, key=self._natural) if self.quantized else kept:
             if name in kept:
-                self.there[name] = self._weight(kept[name], self.program.dtype.itemsize)
+                self.there[name] = self.weight(kept[name], self.program.dtype.itemsize)
             else:
                 self.pack(self.program.packed[name], self.program.dtype.itemsize, "weights")
-        self._buffers()
+        self.buffers()
 
     def _natural(self, name: str) -> list[Any]:
         """The order in which transformers reads a checkpoint: by the words of its names, numbers as numbers."""
@@ -72,7 +72,7 @@ class Outside:
             total += sum(math.prod(shape) // a_byte for shape in self.program.packed.values())
             self.t.free(self.alloc("temporaries", total))
 
-    def _buffers(self) -> None:
+    def buffers(self) -> None:
         if (
             self.quantized and self.tune.double_quant and not self.in_8_bits
         ):  # the first one, which all others are copies of
@@ -132,17 +132,17 @@ class Outside:
             self._convert(name, loaded)
         made = dict(self._made_adapters())
         for weight in self.program.saved.values():
-            self._weight(weight, weight.dtype.itemsize)
+            self.weight(weight, weight.dtype.itemsize)
         wide = 4 if self.program.wide else loaded
         for itemsize in (wide, 2) if self.program.halved else (wide,):
             for parameter, tensor in made.items():
                 if itemsize != loaded:
-                    made[parameter] = self._adapter(parameter, itemsize)
+                    made[parameter] = self.weight(parameter, itemsize)
                     self.t.free(tensor)
             loaded = itemsize
 
     def _convert(self, name: str, itemsize: int) -> None:
-        before, self.there[name] = self.there[name], self._weight(self.program.weights[name], itemsize)
+        before, self.there[name] = self.there[name], self.weight(self.program.weights[name], itemsize)
         self.t.free(before)
 
     def _made_adapters(self) -> Iterator[tuple[Parameter, Tensor]]:
@@ -151,7 +151,7 @@ class Outside:
         adapters = {name: p for name, p in self.program.weights.items() if ".lora_" in name}
         for name, parameter in adapters.items():
             if not name.endswith("lora_magnitude"):
-                yield parameter, self._adapter(parameter, own)
+                yield parameter, self.weight(parameter, own)
             magnitude = name.endswith("lora_B.weight") and adapters.get(
                 name.removesuffix("lora_B.weight") + "lora_magnitude"
             )
@@ -166,7 +166,7 @@ class Outside:
             self.workspaces.append(self.t.alloc("workspace", self.t.size(1, "cuBLAS")))
         scaled, summed = self.alloc("temporaries", weight_bytes), self.alloc("temporaries", weight_bytes)
         self.t.free(scaled)
-        found = self._adapter(magnitude, self.program.dtype.itemsize)
+        found = self.weight(magnitude, self.program.dtype.itemsize)
         self.t.free(product, summed, *self._norm_parts(shape))
         return found
 
@@ -180,11 +180,10 @@ class Outside:
         sizes = reduction_bytes(Processors.of(card.capability, card.processors), [columns], [rows], 4)
         return [self.alloc("temporaries", nbytes) for nbytes in sizes]
 
-    def _weight(self, parameter: Parameter, itemsize: int) -> Tensor:
-        return self.alloc("weights", itemsize * parameter.numel(), formula_of(itemsize, parameter.shape))
-
-    def _adapter(self, parameter: Parameter, itemsize: int) -> Tensor:
-        return self.alloc("adapters", itemsize * parameter.numel(), formula_of(itemsize, parameter.shape))
+    def weight(self, parameter: Parameter, itemsize: int, shape: Sequence[int] = ()) -> Tensor:
+        """A weight, or a piece of it with this shape."""
+        component, shape = "adapters" if ".lora_" in parameter.name else "weights", shape or parameter.shape
+        return self.alloc(component, itemsize * math.prod(shape), formula_of(itemsize, shape))
 
     # -- after -------------------------------------------------------------------------------------------
 
@@ -256,10 +255,11 @@ def numbers(batches: int) -> Iterator[int]:
 
 
 class Collected:
-    """What was collected so far. `most`: batches after which all goes to the host (eval_accumulation_steps)."""
+    """What was collected so far, of all cards. `most`: batches after which all goes to the host
+    (eval_accumulation_steps)."""
 
-    def __init__(self, t: Timeline, item_bytes: int, most: int) -> None:
-        self.t, self.item_bytes, self.most = t, item_bytes, most
+    def __init__(self, t: Timeline, item_bytes: int, most: int, cards: int = 1) -> None:
+        self.t, self.item_bytes, self.most = t, cards * item_bytes, most
         self.count = 0
         self.joined: list[Tensor] = []
         self.last: list[Tensor] = []  # after the first batch the same tensor as `joined`

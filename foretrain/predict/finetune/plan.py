@@ -24,7 +24,7 @@ from foretrain.predict.finetune import program as unsloth
 from foretrain.predict.finetune.memory import FineTuneLedger, estimated
 from foretrain.predict.finetune.outside import BLOCK
 from foretrain.predict.finetune.program import DTYPES, has_flash_2, is_known, widens
-from foretrain.predict.finetune.ranks import cards_of
+from foretrain.predict.finetune.ranks import NORM_IN_HEAD, cards_of, not_planned
 from foretrain.predict.finetune.targets import (
     MOST_NAMED,
     adapted_roles,
@@ -192,6 +192,10 @@ def resolved(facts: ModelFacts, tune: FineTune, gpu: Gpu) -> FineTune:
     if not tune.adapters and dtype == "float16" and tune.amp == "fp16":
         raise UserError("usage.fp16_weights")
     check_saved(facts, tune)
+    # The loss reads the head's weight, which nothing has gathered: accelerate finds no norm to gather it with.
+    alone = not facts.tied and facts.model_type not in NORM_IN_HEAD
+    if tune.sharded and tune.loop == "trl" and tune.adapters and alone:
+        raise not_planned(tune, f"loop = trl, method = {tune.method}")
     if tune.adapters and not adapted_roles(facts, tune):
         raise no_such_layers(facts, tune)
     if tune.attn == "flash_attention_2" and dtype == "float32" and tune.amp == "no":
@@ -230,7 +234,8 @@ def notes_of(
         size = ledger.n_trained * max(DTYPES[name].itemsize for name in ledger.gradient_dtypes)
         nccl = ledger.context.expected_bytes - Context.of(gpu).expected_bytes
         link = f"{cards.link.name}, {cards.network.name}" if cards.network else cards.link.name
-        note("finetune_ddp", world=cards.world, size=size, link=link, nccl=nccl)
+        values = {} if tune.sharded else {"size": size}
+        note("finetune_fsdp" if tune.sharded else "finetune_ddp", world=cards.world, link=link, nccl=nccl, **values)
     found += gpu.notes
     if source.code:
         note("remote_code")

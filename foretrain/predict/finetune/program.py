@@ -4,6 +4,7 @@ The code that runs is model/hub/decoder.py. No torch.
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from foretrain.base.records import Note
@@ -24,6 +25,7 @@ from foretrain.predict.abstract.autograd import Parameter
 from foretrain.predict.abstract.dims import Dim, Kernel
 from foretrain.predict.abstract.fusion import fused
 from foretrain.predict.abstract.passage import MOST, OUTSIDE, Recorder, Structure, Uneven, copies_of, unroll
+from foretrain.predict.abstract.ranks import FRESH, OneCard, State
 from foretrain.predict.abstract.tensors import DType, bfloat16, float16, float32
 from foretrain.predict.compiled import operations
 from foretrain.predict.compiled.graph import Compiler
@@ -32,6 +34,7 @@ from foretrain.predict.compiled.step import LOADER
 from foretrain.predict.compiled.timing import first_walk
 from foretrain.predict.estimate.kernel_buffers import efficient_backward_bytes
 from foretrain.predict.estimate.sdpa import USUAL, WITH_CUDNN, Call, kernel, prefers_cudnn
+from foretrain.predict.finetune.ranks import NORM_IN_HEAD, Shards, cards_of, sharing_of
 from foretrain.predict.finetune.targets import adapted_roles, is_saved, is_untied, no_such_layers, own_words
 from foretrain.predict.timeline import Tensor, Timeline
 
@@ -86,10 +89,15 @@ class Program:
         self.cuda, self.grouped = gpu.kind == "cuda", grouped_matmul(gpu)
         card = m.Card(self.cuda, gpu.capability, gpu.sm_count or 1, gpu.memory_bytes or 1 << 34)
         self.card = card if self.cuda else m.Card(cuda=False)
-        self.dtype = DTYPES[tune.dtype]
+        self.dtype = self.loaded = DTYPES[tune.dtype]
         self.low = AMP[tune.amp]
+        self.ranks, cards = OneCard(), cards_of(tune, gpu)
+        if cards and tune.sharded:
+            norm_in_head = not tune.adapters or facts.model_type in NORM_IN_HEAD
+            self.ranks = Shards(sharing_of(tune, cards), self.stored_bytes, norm_in_head=norm_in_head)
+            self.dtype, self.low = self.low or self.dtype, None
         # peft's autocast_adapter_dtype, and what prepares a model in 4 bits for it: fp32 beside half-precision weights
-        self.wide = self.dtype.itemsize == 2 and tune.loop not in HALF
+        self.wide = self.dtype.itemsize == 2 and tune.loop not in HALF and not (tune.sharded and AMP[tune.amp])
         self.unsloth = facts.unsloth_functions(tune.dtype, adapters=tune.adapters) if tune.unsloth else None
         self.widened = self.wide and widens(tune)
         # a tile of the logits is all that is sure where a bound from below is asked for
@@ -101,6 +109,7 @@ class Program:
         # accelerate makes what a model gives within autocast fp32 (convert_outputs_to_fp32)
         self.logit_bytes = 4 if self.low or (self.widened and tune.loop != "axolotl") else self.dtype.itemsize
         whole = self._built(facts.n_layer)
+        self.shards = self.ranks.share(whole) if isinstance(self.ranks, Shards) else []
         self.weights = dict(whole.named_parameters())
         # weights that peft trains a copy of (ModulesToSaveWrapper): the original stays, frozen
         self.saved = {name: p for name, p in self.weights.items() if is_saved(facts, tune, name)}
@@ -173,6 +182,12 @@ class Program:
         *words, _ = own_words(self.facts.model_type, "lm_head.weight" if tied else name)
         return self.widened and self.tune.loop == "axolotl" and any(part in ".".join(words) for part in CONVERTED_BACK)
 
+    def stored_bytes(self, weight: Parameter) -> int:
+        """Of an element between passes, in a run that shards its weights."""
+        if AMP[self.tune.amp] is None:
+            return weight.dtype.itemsize
+        return 4 if weight.requires_grad else self.loaded.itemsize
+
     @property
     def residual_bytes(self) -> int:
         """Of a number in the residual stream."""
@@ -182,37 +197,41 @@ class Program:
         """What the letters stand for in training."""
         return symbols
 
-    def structure(self, symbols: dict[str, int], *, train: bool, later: bool = False, first: bool = False) -> Structure:
-        """Forward and, in training, backward pass of a micro-batch, for all layers; `later`: it finds gradients;
-        `first`: it is the run's first."""
-        asked = (*symbols.items(), train, later, first)
+    def structure(
+        self, symbols: dict[str, int], *, train: bool, state: State = FRESH, first: bool = False
+    ) -> Structure:
+        """Forward and, in training, backward pass of a micro-batch, for all layers; `state`: what it finds; `first`: it
+        is the run's first."""
+        asked = (*symbols.items(), train, state, first)
         while asked not in self._structures:
-            recorder = self.recorder(symbols, train=train, first=first)
+            recorder = self.ranks.recorder(partial(self.recorder, symbols, train=train, first=first), state)
             try:
-                found = unroll(recorder.later() if later else recorder, (self.facts.n_layer,), self.run)
+                found = unroll(recorder, (self.facts.n_layer,), self.run)
             except Uneven:
                 self.run = (self.facts.n_layer,)
             else:
                 self._structures[asked] = found
         return self._structures[asked]
 
-    def recorder(self, symbols: dict[str, int], *, train: bool, first: bool = False) -> Recorder:
+    def recorder(self, symbols: dict[str, int], state: State = FRESH, *, train: bool, first: bool = False) -> Recorder:
         """The pass of the layers that are run; one that was run before is that one."""
         first = first and self.tune.offloads
-        asked = (*symbols.items(), train, first, *self.run)
+        asked = (*symbols.items(), state, train, first, *self.run)
         if asked not in self._recorders:
-            self._recorders[asked] = self._recorded(symbols, train=train, first=first)
+            self._recorders[asked] = self._recorded(symbols, state, train=train, first=first)
         return self._recorders[asked]
 
-    def _recorded(self, symbols: dict[str, int], *, train: bool, first: bool) -> Recorder:
+    def _recorded(self, symbols: dict[str, int], state: State, *, train: bool, first: bool) -> Recorder:
         model = self._built(self.run[0])
         model.first_pass = first
-        machine = m.Machine(cuda=self.cuda, low=self.low, attention=self.attention)
+        machine = self.ranks.machine(cuda=self.cuda, low=self.low, attention=self.attention)
         machine.wide_gradients, machine.grouped, machine.card = False, self.grouped, self.card
         t = machine.t = Recorder(symbols)
         modules.name_operations(model)
+        self.ranks.wrap(model, machine)
         model.train(train)
         machine.grad = train
+        self.ranks.begin(t, state, saving=train)
         shape = (Dim(symbols["B"], 1, ("B",)), Dim(symbols["T"], 1, ("T",)))
         idx, labels = (m.Tensor(shape, m.contiguous_strides(shape), m.int64, None) for _ in range(2))
         with m.running(machine):
@@ -227,6 +246,7 @@ class Program:
                 root = [loss]
                 del loss
                 autograd.backward(root)
+                self.ranks.end()
             else:
                 del loss
                 t.split = len(t.events)
@@ -393,9 +413,9 @@ class CompiledProgram(Program):
         structure = self.structure(t.symbols, train=True)
         return first_walk(t, structure.sized(t), structure, there, cuda=self.cuda).backward()
 
-    def _recorded(self, symbols: dict[str, int], *, train: bool, first: bool) -> Recorder:
+    def _recorded(self, symbols: dict[str, int], state: State, *, train: bool, first: bool) -> Recorder:
         if not train:
-            return super()._recorded(symbols, train=train, first=first)
+            return super()._recorded(symbols, state, train=train, first=first)
         model = self._built(self.run[0], LOADER, masked=True)
         machine = Compiler(cuda=self.cuda, low=self.low, attention=self.attention, functional=operations)
         machine.card = self.card

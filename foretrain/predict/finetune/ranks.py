@@ -1,13 +1,19 @@
-"""Several cards that fine-tune one model with DDP, as transformers' Trainer wraps it: memory and waiting of a rank.
+"""Several cards that fine-tune one model, as transformers' Trainer shares it: memory and waiting of a rank.
 
-torch/nn/parallel/distributed.py, torch/csrc/distributed/c10d/reducer.cpp: gradients are summed in buckets, which are
-tensors beside them (gradient_as_bucket_view is off). The Trainer looks for unused parameters with adapters, and
-without checkpointing (trainer.py, `find_unused_parameters`): then buckets are of 25 MiB from the start, and stay. Else
-there is one at first, and after the first step those of 25 MiB in its place. LLaMA-Factory does not look with adapters.
+DDP (torch/nn/parallel/distributed.py, torch/csrc/distributed/c10d/reducer.cpp): gradients are summed in buckets, which
+are tensors beside them (gradient_as_bucket_view is off). The Trainer looks for unused parameters with adapters, and
+without checkpointing (trainer.py, `find_unused_parameters`); LLaMA-Factory does not look with adapters.
+
+FSDP2 (accelerate utils/fsdp_utils.py, fsdp2_prepare_model; transformers 5.23, accelerate 1.15): each layer is a group,
+so is the embedding, and so are the last norm and the head, with the embedding where it is tied; these stay gathered
+between the passes. There is no autocast: with bf16 or fp16 all is gathered in that dtype, what is trained is kept in
+fp32, and gradients are summed in half precision. With accumulation they stay whole until the last micro-batch.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import accumulate
+from typing import Any
 
 from foretrain.base.errors import UserError
 from foretrain.config.finetune.options import WRAPPED, FineTune
@@ -15,75 +21,164 @@ from foretrain.config.sharing import Sharing
 from foretrain.hardware.catalogue import Gpu
 from foretrain.hardware.cluster import Cluster, cluster_of
 from foretrain.hardware.devices import Context
+from foretrain.predict.abstract import tensors as m
 from foretrain.predict.abstract.autograd import Parameter
-from foretrain.predict.abstract.ranks import BUCKETS
-from foretrain.predict.estimate.ranks import BROADCAST_BYTES, in_buckets, in_groups
+from foretrain.predict.abstract.fully_shard import FullyShard, Group
+from foretrain.predict.abstract.passage import OUTSIDE
+from foretrain.predict.estimate.ranks import in_buckets
 from foretrain.predict.ranks import NcclMemory
-from foretrain.predict.speed.collectives import collective_time
-from foretrain.predict.speed.ranks import scenarios, waits_for_sums_s
-from foretrain.predict.timeline import Tensor, Timeline
+from foretrain.predict.speed.collectives import Collective, collective_time
+from foretrain.predict.speed.ranks import Pace, Unit, scenarios, shared_passes_s, waits_for_sums_s
+
+SHARDED_OPTIMIZERS = ("adamw_torch_fused", "adamw_torch")  # whose states are cut as the weights are
+# Families whose last norm is found under peft, too: the others' model has the name of the part that is looked in.
+NORM_IN_HEAD = ("gpt2", "gpt_bigcode", "gpt_neox", "falcon")
 
 
 def cards_of(tune: FineTune, gpu: Gpu) -> Cluster | None:
     """Return the cards that train together; None of one alone. Raises UserError for what no cards can be, and for a
-    loop that does not wrap the model in DDP."""
+    run that they cannot share so."""
     if tune.world == 1:
         return None
     if tune.loop not in WRAPPED:
         raise UserError("usage.finetune_without.ddp_loop", loop=tune.loop, world=tune.world)
+    if problem := _problem(tune, gpu):
+        raise not_planned(tune, problem)
     return cluster_of(gpu, tune.world, tune.per_node, tune.link, tune.network)
+
+
+def _problem(tune: FineTune, gpu: Gpu) -> str:
+    """Return the setting with which a run is not planned with its strategy."""
+    asks = {
+        f"loop = {tune.loop}": tune.loop not in ("trainer", "trl"), f"method = {tune.method}": tune.method == "qlora",
+        "load_in_8bit": tune.load_in_8bit, "unsloth": tune.unsloth, "use_liger_kernel": tune.liger,
+        "torch_compile": tune.compile, "use_reentrant": tune.gradient_checkpointing and tune.reentrant,
+        "modules_to_save": bool(tune.lora_saved), f"optim = {tune.optim}": tune.optim not in SHARDED_OPTIMIZERS,
+        gpu.name: gpu.kind != "cuda", "fine-tuning": tune.strategy not in ("fsdp", "fsdp_no_reshard"),
+    }  # fmt: skip
+    return next((what for what, on in asks.items() if on), "") if tune.strategy != "ddp" else ""
+
+
+def not_planned(tune: FineTune, what: str) -> UserError:
+    return UserError("usage.finetune_without.strategy", strategy=tune.strategy, what=what)
+
+
+def sharing_of(tune: FineTune, cards: Cluster) -> Sharing:
+    return Sharing(tune.strategy, cards.world, cards.per_node, bucket_view=False, syncs_each=False)
 
 
 def context_of(tune: FineTune, gpu: Gpu) -> Context:
     """Return what a rank takes on its card beside the allocator: the CUDA context, and NCCL's own memory."""
     cards, context = cards_of(tune, gpu), Context.of(gpu)
-    if cards is None:
-        return context
-    sharing = Sharing("ddp", cards.world, cards.per_node, bucket_view=False)
-    return NcclMemory.of(cards, sharing).beside(context)
+    return NcclMemory.of(cards, sharing_of(tune, cards)).beside(context) if cards else context
 
 
-class Buckets:
-    """DDP's buckets in a simulated run. `trained`: the parameters in the order in which the model has them."""
+class Shards(FullyShard):
+    """FSDP2 as accelerate wraps a model. `stored`: bytes of an element of a weight between passes; `norm_in_head`:
+    whether the last norm is found."""
 
-    def __init__(self, tune: FineTune, trained: list[Parameter], t: Timeline) -> None:
-        self.sizes = [p.numel() * p.dtype.itemsize for p in trained] if tune.world > 1 else []
-        self.looks_for_unused = tune.loop != "llama-factory" if tune.adapters else not tune.gradient_checkpointing
-        self.t = t
-        self.there: list[Tensor] = []
+    adds, waits = True, False
 
-    def wrap(self, weights: list[int]) -> None:
-        """Send the weights, of so many bytes each, to the other ranks, and make the buckets."""
-        for group in in_groups(weights, BROADCAST_BYTES):
-            self.t.free(self.t.alloc("temporaries", self.t.size(sum(group))))
-        # By size in the order of the model, and sent in the other one (_compute_bucket_assignment_by_size).
-        self._make([size for _, size in in_buckets(self.sizes)][::-1] if self.looks_for_unused else [sum(self.sizes)])
-        if self.looks_for_unused:
-            self.t.alloc(BUCKETS, self.t.size(4 * len(self.sizes)))  # which parameters were used, on the device
+    def __init__(self, sharing: Sharing, stored: Callable[[Parameter], int], *, norm_in_head: bool) -> None:
+        self.sharing, self.stored, self.norm_in_head, self.widens = sharing, stored, norm_in_head, False
+        self.open: list[Group] = []  # groups whose forward pass has begun
 
-    def rebuild(self) -> None:
-        """Make them anew after the first step, in the order in which gradients came."""
-        if self.sizes and not self.looks_for_unused:
-            self.t.free(*self.there)
-            self._make([size for _, size in in_buckets(self.sizes[::-1])])
+    def share(self, model: Any) -> list[Group]:
+        """Return the groups in the order in which they are cut."""
+        embedding, head, tied = model.embed_tokens, model.lm_head, model.facts.tied
+        norms = [model.norm] if self.norm_in_head else []
+        reshards = self.sharing.way.reshards
+        layers = [self._group(layer.parameters(), i, reshards=reshards) for i, layer in enumerate(model.layers)]
+        parts = [*norms, *([embedding] if tied else []), head]
+        self.tail = self._group((p for part in parts for p in part.parameters()), OUTSIDE)
+        first = [] if tied else [self._group(embedding.parameters(), OUTSIDE, reshards=reshards)]
+        inside = {id(p) for group in (*layers, *first, self.tail) for p in group.parameters}
+        rest = [p for p in model.parameters() if id(p) not in inside]
+        self.root = self._group(rest, OUTSIDE) if rest else None
+        around = [self.root] if self.root else []
+        self.groups = [*first, *layers, *([] if tied else [self.tail])]
+        self._own(*around, *([self.tail] if tied else []))
+        self.modules = dict(zip([*map(id, first), *map(id, layers)], [embedding, *model.layers][tied:], strict=True))
+        self.ends = (embedding if tied else model.norm if norms else head), head
+        return [*layers, *first, self.tail, *around]
 
-    def _make(self, sizes: list[int]) -> None:
-        self.there = [self.t.alloc(BUCKETS, self.t.size(size)) for size in sizes]
+    def _group(self, parameters: Iterable[Parameter], layer: int, *, reshards: bool = False) -> Group:
+        unique = list({id(p): p for p in parameters}.values())
+        found, shards = Group(unique, self.sharing, layer, reshards=reshards), self.sharing.shards
+        found.widths = [p.dtype.itemsize for p in unique]
+        sizes = list(zip(unique, found.widths, found.sizes, strict=True))
+        cast = sum(width * size for p, width, size in sizes if self.stored(p) != width) // shards
+        sent = sum(width * size for p, width, size in sizes if p.requires_grad)
+        kept = sum(self.stored(p) * size for p, _, size in sizes if p.requires_grad) // shards
+        found.cast = (cast,) if cast else None
+        found.gathered, found.sent, found.summed = (sum(w * size for _, w, size in sizes),), (sent,), (sent // shards,)
+        found.kept = (kept,) if kept != sent // shards else None
+        return found
+
+    def wrap(self, model: Any, machine: m.Machine) -> None:
+        self.on = machine
+        self.share(model)
+        for group in self.groups:
+            if id(group) in self.modules:
+                module = self.modules[id(group)]
+                module.forward = partial(self._forward, group, module.forward)
+        first, last = self.ends
+        first.forward = partial(self._first, first.forward)
+        last.forward = partial(self._last, last.forward)
+        model.forward = partial(self._around, model.forward)
+
+    def _first(self, forward: Callable[..., Any], *args: Any) -> Any:
+        return forward(*self._enter(self.tail, args))
+
+    def _last(self, forward: Callable[..., Any], *args: Any) -> Any:
+        return self._leave(self.tail, forward(*args))
+
+    def _around(self, forward: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        """Run the whole model, whose loss may read the head's weight without running the head."""
+        if self.root:
+            self._enter(self.root, args)
+        out = super()._around(forward, *args, **named)
+        for group in list(self.open):
+            out = self._leave(group, out)
+        return out
+
+    def _enter(self, group: Group, args: Sequence[Any]) -> Sequence[Any]:
+        self.open.append(group)
+        return super()._enter(group, args)
+
+    def _leave(self, group: Group, out: Any) -> Any:
+        self.open.remove(group)
+        return super()._leave(group, out)
 
 
-def waits_s(tune: FineTune, gpu: Gpu, sizes: list[int], backward_s: float) -> Iterator[float]:
+def waits_s(
+    tune: FineTune, gpu: Gpu, sizes: Sequence[int], pace: Pace, groups: Sequence[Group] = ()
+) -> Iterator[float]:
     """Yield the seconds that a step waits for others: with fast, usual and slow links.
 
-    `sizes`: bytes of the trained parameters; their gradients are ready at even distances of the last micro-batch's
-    backward pass, since blocks are alike. The last bucket is always waited for.
+    `sizes`: bytes of the trained parameters, in DDP; their gradients are ready at even distances of the last
+    micro-batch's backward pass, since blocks are alike. The last bucket is always waited for. `groups`: FSDP's.
     """
-    cards = cards_of(tune, gpu)
-    if cards is None:
-        yield from (0.0, 0.0, 0.0)
-        return
+    cards, ordered = cards_of(tune, gpu), sorted(groups, key=lambda group: group.number)
     buckets = [size for _, size in in_buckets(sizes[::-1])]
-    full = [(backward_s * done / sum(sizes), size) for done, size in zip(accumulate(buckets), buckets, strict=True)]
-    for groups, factor in scenarios(cards):
-        yield waits_for_sums_s(
-            full, backward_s, lambda what, size, on=groups["all"], x=factor: x * collective_time(what, size, on).seconds
+    full = [(pace.backward * n / sum(sizes), size) for n, size in zip(accumulate(buckets), buckets, strict=True)]
+
+    def unit(group: Group, *, sums: bool) -> Unit:
+        seconds = (pace.forward_block, pace.backward_block) if group.layer != OUTSIDE else (0.0, 0.0)
+        if group is ordered[-1]:
+            seconds = pace.forward_root, pace.backward_root
+        return Unit(group.gathered[0], group.sent[0] if sums else 0, *seconds, group.reshards, group.is_outer)
+
+    for links, factor in scenarios(cards) if cards else ():
+
+        def times(what: Collective, size: float, on: Any = links["all"], x: float = factor) -> float:
+            return x * collective_time(what, size, on).seconds
+
+        if not groups:
+            yield waits_for_sums_s(full, pace.backward, times)
+            continue
+        last, before = (
+            shared_passes_s([unit(group, sums=sums) for group in ordered], times) - pace.forward - pace.backward
+            for sums in (True, False)
         )
+        yield last + (tune.grad_accum - 1) * before

@@ -11,13 +11,14 @@ from foretrain.config.finetune.options import FineTune, Optim
 from foretrain.config.hub.facts import ModelFacts
 from foretrain.hardware.catalogue import Dtype, Gpu
 from foretrain.predict.abstract.dims import Kernel
-from foretrain.predict.abstract.tensors import float32
+from foretrain.predict.abstract.passage import OUTSIDE
 from foretrain.predict.energy import Prices, spending
 from foretrain.predict.finetune.memory import attention_kernel, symbols_of
 from foretrain.predict.finetune.optimizers import TRAFFIC
 from foretrain.predict.finetune.program import Program, kernels_of
 from foretrain.predict.finetune.ranks import waits_s
 from foretrain.predict.speed.ops import Operation, flops
+from foretrain.predict.speed.ranks import GATHER_LAUNCHES, Pace
 from foretrain.predict.speed.rates import Rates, busy_s, rates_of
 from foretrain.predict.speed.time import Range, range_between
 from foretrain.predict.timing import PRICES, Timing, TimingSource
@@ -44,6 +45,7 @@ class StepWork:
         self.program = Program(facts, tune, attention, gpu)
         symbols = symbols_of(facts, tune, gpu, tune.batch_size)
         symbols |= dict.fromkeys(("flash", "split", "sums1", "sums2", "sums3", "sums4"), 0)
+        self.outside: list[Operation] = []  # of no layer
         self.micro = list(self._operations(symbols))
 
     def _operations(self, symbols: dict[str, int]) -> Iterator[Operation]:
@@ -51,15 +53,36 @@ class StepWork:
         for kernel, runs in kernels_of(self.program, symbols, compiled=self.tune.compile):
             found = _operation(kernel, runs, half)
             if found.nbytes:  # on tensors without elements PyTorch runs none: what Phi-3 does not rotate
+                self.outside += [found] if kernel.layer == OUTSIDE else []
                 yield found
+
+    def shared(self) -> list[Operation]:
+        """What FSDP copies in a micro-batch: the weights that it gathered, to where matmuls read them."""
+        return [
+            Operation("gathered", "add", "forward", 1 + group.reshards, (nbytes,), "bfloat16", 0, nbytes, nbytes)
+            for group in self.program.shards
+            for nbytes in group.gathered
+        ]
+
+    def pace(self, rates: Rates) -> Pace:
+        """The time of a micro-batch's kernels."""
+        layers, times = self.program.facts.n_layer, []
+        for is_forward in (True, False):
+            whole, outside = (
+                busy_s([op for op in ops if (op.part == "forward") is is_forward], rates)
+                for ops in (self.micro, self.outside)
+            )
+            times += [outside, max(0.0, whole - outside) / layers]
+        return Pace(layers, *times)
 
     def optimizer(self) -> list[Operation]:
         """Norms, clipping and the update of each trained weight."""
         found = []
         read, written = TRAFFIC[self.tune.optim]
+        sharded, cards = self.tune.sharded, self.tune.world if self.tune.sharded else 1
         for p in self.program.trained().values():
-            n, width = p.numel(), p.dtype.itemsize
-            dtype: Dtype = "float32" if p.dtype == float32 else "bfloat16"
+            n, width = -(-p.numel() // cards), self.program.stored_bytes(p) if sharded else p.dtype.itemsize
+            dtype: Dtype = "float32" if width == 4 else "bfloat16"
             if self.tune.max_grad_norm:
                 found.append(Operation("clipping", "clip", "optimizer", 1, (n,), dtype, 0, 2 * width * n, width * n))
             nbytes = round(read(width) * n), round(written(width) * n)
@@ -126,8 +149,10 @@ def step_s(facts: ModelFacts, tune: FineTune, gpu: Gpu) -> tuple[Range, int] | N
     if rates is None:
         return None
     work = StepWork(facts, tune, gpu)
-    work_s, sums_s = busy_s(work.micro, rates), busy_s(work.accumulation(), rates) * (tune.grad_accum - 1)
-    host_s = sum(op.runs for op in work.micro) * rates.launch_s(compiled=tune.compile) + rates.python_s
+    copies, later = work.shared(), tune.grad_accum - 1
+    work_s, sums_s = busy_s(work.micro + copies, rates), busy_s(work.accumulation(), rates) * later
+    launches = sum(op.runs for op in work.micro) + GATHER_LAUNCHES * sum(op.runs for op in copies)
+    host_s = launches * rates.launch_s(compiled=tune.compile) + rates.python_s
 
     update_s = _optimizer_s(work, rates)
 
@@ -137,9 +162,12 @@ def step_s(facts: ModelFacts, tune: FineTune, gpu: Gpu) -> tuple[Range, int] | N
 
     found, counted = range_between(time_s, gpu, as_nanogpt=False), tune.world * tune.grad_accum * flops(work.micro)
     if tune.world > 1:
-        backward_s = busy_s([op for op in work.micro if op.part != "forward"], rates)
         sizes = [p.numel() * p.dtype.itemsize for p in work.program.trained().values()]
-        low, expected, high = waits_s(tune, gpu, sizes, backward_s)
+        pace = Pace(0, backward_root=busy_s([op for op in work.micro if op.part != "forward"], rates))
+        if tune.sharded:
+            pace = work.pace(rates)
+            pace = pace.scaled(max(work_s, host_s) / ((pace.forward + pace.backward) or 1.0))
+        low, expected, high = waits_s(tune, gpu, sizes, pace, work.program.shards)
         found = Range(low_s=found.low_s + low, expected_s=found.expected_s + expected, high_s=found.high_s + high)
     return found, counted
 

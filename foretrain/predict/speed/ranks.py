@@ -11,7 +11,7 @@ Left out: NCCL's kernels take SMs and bandwidth from the matmuls beside them; ra
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from foretrain.base.records import Record
@@ -106,7 +106,9 @@ class _Weights:
 
 
 @dataclass(frozen=True)
-class _Pace:
+class Pace:
+    """Seconds of one rank's micro-batch: the blocks' passes, and what is outside of them (the head and its loss)."""
+
     blocks: int
     forward_root: float = 0.0
     forward_block: float = 0.0
@@ -121,12 +123,12 @@ class _Pace:
     def backward(self) -> float:
         return self.backward_root + self.blocks * self.backward_block
 
-    def scaled(self, factor: float) -> "_Pace":
+    def scaled(self, factor: float) -> "Pace":
         four = (self.forward_root, self.forward_block, self.backward_root, self.backward_block)
-        return _Pace(self.blocks, *(factor * each for each in four))
+        return Pace(self.blocks, *(factor * each for each in four))
 
 
-def _pace(way: MicroBatchRun, rates: Rates, micro_batch_s: float) -> _Pace:
+def _pace(way: MicroBatchRun, rates: Rates, micro_batch_s: float) -> Pace:
     """Divide the time of a micro-batch by its kernels' work. One more block adds a block's time."""
 
     def busy(layers: int) -> tuple[float, float]:
@@ -143,7 +145,7 @@ def _pace(way: MicroBatchRun, rates: Rates, micro_batch_s: float) -> _Pace:
     for i in (0, 1):
         block = max(0.0, (all_of[i] - less[i]) / (more - fewer))
         found += [factor * max(0.0, own[i] - layers * block), factor * block]
-    return _Pace(layers, *found)
+    return Pace(layers, *found)
 
 
 class _Queue:
@@ -155,7 +157,7 @@ class _Queue:
         return self.free
 
 
-def _buckets(weights: _Weights, pace: _Pace, element_bytes: int, most: int) -> Iterator[tuple[float, int]]:
+def _buckets(weights: _Weights, pace: Pace, element_bytes: int, most: int) -> Iterator[tuple[float, int]]:
     for last, size in in_buckets([element_bytes * numel for _, numel in weights.tensors], most):
         done, _ = weights.tensors[last]
         blocks = min(1.0, done) * pace.blocks
@@ -170,6 +172,62 @@ def waits_for_sums_s(
     for ready, size in buckets:
         queue.send("all_reduce", size, ready)
     return max(0.0, queue.free - backward_s)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Weights that FSDP gathers together: bytes of these and of their gradients, which are sent, and the passes that
+    need them. `reshards`: they are gathered again for the backward pass; `outer`: gathered first, and sent last."""
+
+    gathered_bytes: float
+    sent_bytes: float
+    forward_s: float
+    backward_s: float
+    reshards: bool
+    outer: bool = False
+
+
+Times = Callable[[Collective, float], float]
+
+
+def shared_passes_s(units: Sequence[Unit], shards: Times, between: Times | None = None) -> float:
+    """Return how long the passes of a micro-batch take with what they wait for. `units`: in the order in which their
+    forward passes end. `between`: HSDP's sums between nodes."""
+    queue, sums = _Queue(shards), _Queue(between or shards)
+
+    def gather(unit: Unit, ready: float) -> float:
+        return queue.send("all_gather", unit.gathered_bytes, ready)
+
+    def reduce(unit: Unit, ready: float) -> None:
+        if not unit.sent_bytes:
+            return
+        done = queue.send("reduce_scatter", unit.sent_bytes, ready)
+        if between:
+            sums.send("all_reduce", unit.sent_bytes, done)
+
+    outer = [unit for unit in units if unit.outer]
+    started = now = 0.0
+    for unit in outer:
+        started = now = gather(unit, 0.0)
+    for unit in units:  # gathered while the one before it runs
+        if not unit.outer:
+            arrived = gather(unit, started)
+            started = max(now, arrived)
+            now = started + unit.forward_s
+    now += sum(unit.forward_s for unit in outer)
+    arrivals = dict.fromkeys(range(-1, len(units)), now)
+    for i in reversed(range(len(units))):
+        if i + 1 == len(units) and units[i].reshards:
+            arrivals[i] = gather(units[i], now)
+        started = max(now, arrivals[i])
+        if i and units[i - 1].reshards:
+            arrivals[i - 1] = gather(units[i - 1], started)
+        now = started + units[i].backward_s
+        if not units[i].outer:
+            reduce(units[i], now)
+    for unit in outer:
+        reduce(unit, now)
+    return max(now, queue.free, sums.free)
 
 
 def scenarios(cluster: Cluster) -> tuple[tuple[dict[str, Group], float], ...]:
@@ -211,7 +269,7 @@ class _Step:
 
         return time
 
-    def waits_s(self, pace: _Pace, micro_batches: int) -> float:
+    def waits_s(self, pace: Pace, micro_batches: int) -> float:
         if not self.sharing.way.shards_weights:
             buckets = _buckets(self.weights, pace, self.wide, self.bucket_bytes)
             waits = waits_for_sums_s(buckets, pace.backward, self.times["all"])
@@ -224,38 +282,17 @@ class _Step:
     def broadcasts_s(self) -> float:
         return sum(self.times["all"]("broadcast", self.wide * numel) for _, numel in self.weights.tensors)
 
-    def _fsdp_s(self, pace: _Pace, *, sums: bool) -> float:
+    def _fsdp_s(self, pace: Pace, *, sums: bool) -> float:
         weights, way = self.weights, self.sharing.way
-        shards = _Queue(self.times["node" if way.replicates else "all"])
-        between = _Queue(self.times["between"])
-        root, block = self.low * weights.root, [self.low * numel for numel in weights.blocks]
 
-        def reduce(numel: int, ready: float) -> None:
-            if not sums:
-                return
-            done = shards.send("reduce_scatter", SHARD_BYTES * numel, ready)
-            if way.replicates:
-                between.send("all_reduce", SHARD_BYTES * numel, done)
+        def unit(numel: int, forward_s: float, backward_s: float, *, outer: bool = False) -> Unit:
+            sent = SHARD_BYTES * numel if sums else 0
+            return Unit(self.low * numel, sent, forward_s, backward_s, way.reshards, outer)
 
-        started = now = shards.send("all_gather", root, 0.0)
-        for size in block:  # gathered while the block before it runs
-            arrived = shards.send("all_gather", size, started)
-            started = max(now, arrived)
-            now = started + pace.forward_block
-        now += pace.forward_root
-        arrivals = dict.fromkeys(range(len(block)), 0.0)
-        if way.reshards:
-            ended, now = now, shards.send("all_gather", root, now)
-            arrivals[len(block) - 1] = shards.send("all_gather", block[-1], ended)
-        now += pace.backward_root
-        for i in reversed(range(len(block))):
-            started = max(now, arrivals[i])
-            if way.reshards and i:
-                arrivals[i - 1] = shards.send("all_gather", block[i - 1], started)
-            now = started + pace.backward_block
-            reduce(weights.blocks[i], now)
-        reduce(weights.root, now)
-        return max(now, shards.free if sums else 0.0, between.free)
+        blocks = [unit(numel, pace.forward_block, pace.backward_block) for numel in weights.blocks]
+        root = unit(weights.root, pace.forward_root, pace.backward_root, outer=True)
+        between = self.times["between"] if way.replicates else None
+        return shared_passes_s([*blocks, root], self.times["node" if way.replicates else "all"], between)
 
 
 def _share(sharing: Sharing, weights: _Weights) -> float:
@@ -304,7 +341,7 @@ def _communication(step: _Step, micro_batches: int) -> tuple[Communication, ...]
         )
 
     if not sharing.way.shards_weights:
-        ordered = _Pace(len(weights.blocks))
+        ordered = Pace(len(weights.blocks))
         add(
             "gradients", "all_reduce", [size for _, size in _buckets(weights, ordered, step.wide, step.bucket_bytes)], 1
         )

@@ -14,10 +14,10 @@ import foretrain as library
 from foretrain.base.errors import UserError
 from foretrain.config.finetune.options import FineTune
 from foretrain.hardware.catalogue import find
-from foretrain.predict.abstract.autograd import Parameter
-from foretrain.predict.abstract.tensors import float32
-from foretrain.predict.finetune.ranks import Buckets, waits_s
+from foretrain.predict.estimate.ranks import Buckets
+from foretrain.predict.finetune.ranks import waits_s
 from foretrain.predict.plan import SCHEMA
+from foretrain.predict.speed.ranks import Pace
 from foretrain.predict.timeline import Timeline
 from tests.kit.command import foretrain
 
@@ -37,8 +37,8 @@ def alone(tmp_path: Path) -> Iterator[None]:
 def test_buckets_are_those_of_ddp(alone: None, checkpointing: bool) -> None:
     model = nn.Sequential(nn.Embedding(3000, 512), nn.Linear(512, 512), nn.Linear(512, 9000))
     ddp = DistributedDataParallel(model, find_unused_parameters=not checkpointing)
-    trained = [Parameter(p.shape, float32) for p in model.parameters()]
-    buckets = Buckets(FineTune(world=2, gradient_checkpointing=checkpointing), trained, Timeline({}, 1))
+    sizes_bytes = [4 * p.numel() for p in model.parameters()]
+    buckets = Buckets(Timeline({}, 1), sizes_bytes, looks_for_unused=not checkpointing)
     buckets.wrap([])
     assert [tensor.size.nbytes for tensor in buckets.there] == sizes(ddp, "bucket_sizes")
     for _ in range(4):
@@ -80,11 +80,15 @@ def test_tokens_energy_and_steps_are_of_all_cards() -> None:
 
 def test_step_waits_for_the_last_bucket_longer_on_a_slow_link() -> None:
     gpu, gradients = find(CARD), [4 * 2**20] * 20
-    at_once = [max(waits_s(FineTune(world=4), gpu, gradients, seconds)) for seconds in (0.0, 0.01, 100.0)]
+
+    def waits(world: int, seconds: float) -> list[float]:
+        return list(waits_s(FineTune(world=world), gpu, gradients, Pace(0, backward_root=seconds)))
+
+    at_once = [max(waits(4, seconds)) for seconds in (0.0, 0.01, 100.0)]
     assert at_once[0] > at_once[1] > 1.1 * at_once[2] > 0
-    fast, usual, poor = waits_s(FineTune(world=4), gpu, gradients, 0.0)
+    fast, usual, poor = waits(4, 0.0)
     assert fast < usual < poor
-    assert max(waits_s(FineTune(), gpu, gradients, 0.0)) == 0
+    assert not waits(1, 0.0)
 
 
 def test_cards_of_the_command_line_are_in_the_next_command() -> None:

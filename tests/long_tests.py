@@ -17,7 +17,7 @@ from collections import Counter
 from functools import cache
 from pathlib import Path
 
-LIMITS_S = {"long": (0.3, 1.2), "slow": (0.7, 2.0)}  # of each case, and of the quickest one
+LIMITS_S = {"long": (0.3, 1.2), "slow": (0.7, 2.5)}  # of each case, and of the quickest one
 LINE = re.compile(r"^([0-9.]+)s (?:call|setup|teardown) +(tests/\S.*)$", re.MULTILINE)
 
 

@@ -127,11 +127,11 @@ def test_flops_are_those_that_pytorch_counts(kind: str) -> None:
 # -- forecasts -----------------------------------------------------------------------------------------------
 
 WIDE: dict[str, Any] = {
-    "n_layer": 3, "n_head": 12, "n_embd": 768, "n_kv_head": 4, "mlp_width": 0, "vocab_size": 32_000,
+    "n_layer": 2, "n_head": 12, "n_embd": 768, "n_kv_head": 4, "mlp_width": 0, "vocab_size": 32_000,
     "block_size": 1024, "batch_size": 4,
 }  # fmt: skip
 QWEN3_WIDE: dict[str, Any] = {
-    **QWEN3, "n_layer": 3, "n_head": 16, "n_kv_head": 8, "head_dim": 128, "n_embd": 1024, "mlp_width": 3072,
+    **QWEN3, "n_layer": 2, "n_head": 16, "n_kv_head": 8, "head_dim": 128, "n_embd": 1024, "mlp_width": 3072,
     "vocab_size": 50_000, "block_size": 1024, "batch_size": 2,
 }  # fmt: skip
 

@@ -88,9 +88,14 @@ def shapes() -> Iterator[dict[str, int]]:
 
 class _Search:
     def __init__(
-        self, base: Plan, limit: Limit, step: StepName, given: frozenset[str], cluster: Cluster | None = None,
+        self,
+        base: Plan,
+        limit: Limit,
+        step: StepName,
+        given: frozenset[str],
+        cluster: Cluster | None = None,
         rank: RankPlan | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.base, self.limit, self.given = base, limit, given
         self.step: StepName = step
         self.cluster, self.rank, self.world = cluster, rank, cluster.world if cluster else 1

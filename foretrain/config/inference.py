@@ -148,7 +148,7 @@ class ParsedInference(NamedTuple):
 def parse_inference(words: Sequence[str]) -> ParsedInference:
     """Read the options of generating text among other words. Raises UserError for a value that cannot be."""
     typed = Typed()
-    said: list[str] = []
+    typed_words: list[str] = []
     left: list[str] = []
     for word in WORDS.split(words):
         option = WORDS.options.get(word.key)
@@ -157,13 +157,13 @@ def parse_inference(words: Sequence[str]) -> ParsedInference:
         elif word.value is None:
             raise UserError("config.no_value", source=word.name, key=word.key)
         else:
-            said += word.typed
+            typed_words += word.typed
             try:
                 typed.put(word.key, converted(option, word.value, word.key, word.written), word.name)
             except NotPlanned:
                 raise bad_value(option, word.value, value_as_written(word.value), word.written) from None
     notes = tuple(Note(id="typed_twice", values=each) for each in typed.twice)
-    return ParsedInference(Inference.model_validate(typed.values), said, left, notes)
+    return ParsedInference(Inference.model_validate(typed.values), typed_words, left, notes)
 
 
 def asked_with(values: Mapping[str, Any]) -> Inference:

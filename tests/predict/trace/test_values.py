@@ -74,7 +74,7 @@ def test_decision_on_an_unknown_value_is_noted_with_its_line(name: str) -> None:
     assert found.peak_allocated_bytes > 12 * MIB
     (note,) = found.notes
     line = GUESSED[name].__code__.co_firstlineno
-    assert re.search(rf"decided on a value, taken as False, at .*test_trace_values\.py:{line}$", note)
+    assert re.search(rf"decided on a value, taken as False, at .*test_values\.py:{line}$", note)
 
 
 def test_a_loss_that_is_only_shown_is_not_noted() -> None:
@@ -136,7 +136,7 @@ def test_integers_out_of_tensors_are_noted() -> None:
         torch.empty(int(lengths.max()), 8, device=on.device)
 
     (note,) = trace(code).notes
-    assert re.search(r"an integer was read from a tensor and taken as 1, at .*test_trace_values\.py:\d+$", note)
+    assert re.search(r"an integer was read from a tensor and taken as 1, at .*test_values\.py:\d+$", note)
 
 
 def with_lbfgs(on: Tracing) -> None:
@@ -324,7 +324,7 @@ def test_what_has_no_fake_kernel_is_refused_with_its_line() -> None:
         torch.randn(8, device=on.device).unique()
 
     line = code.__code__.co_firstlineno + 1
-    with pytest.raises(StandInError, match=rf"aten._unique2.default cannot be traced.*test_trace_values\.py:{line}$"):
+    with pytest.raises(StandInError, match=rf"aten._unique2.default cannot be traced.*test_values\.py:{line}$"):
         trace(code)
 
 

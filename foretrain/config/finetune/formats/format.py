@@ -132,7 +132,7 @@ _FSDP2: Mapping[str, tuple[Any, ...]] = {
 
 def _of_fsdp2(asked: Any, config: Any, *, launcher: bool) -> dict[str, Any]:
     """The options of a run with FSDP2 where all of its settings are planned; else none. `launcher`: they are
-    accelerate's, which has FSDP1 and one group of all weights where nothing else is said."""
+    accelerate's, which has FSDP1 and one group of all weights by default."""
     words = asked.split() if isinstance(asked, str) and flag(asked) is None else asked if type(asked) is list else ()
     if not isinstance(config, Mapping) or not {*words} <= {"full_shard", "auto_wrap"}:
         return {}
@@ -141,8 +141,8 @@ def _of_fsdp2(asked: Any, config: Any, *, launcher: bool) -> dict[str, Any]:
     keys = {key: value if (on := flag(value)) is None or key == "version" else on for key, value in keys.items()}
     known = all("*" in (may := _FSDP2.get(key, ())) or value in may for key, value in keys.items())
     known = known and str(layers[0] if type(layers) is list and len(layers) == 1 else layers).endswith("DecoderLayer")
-    said = ("version", "auto_wrap_policy") if launcher else ("version",) if words else ()
-    if not known or not (words or flag(asked)) or not {*said} <= keys.keys():
+    needed = ("version", "auto_wrap_policy") if launcher else ("version",) if words else ()
+    if not known or not (words or flag(asked)) or not {*needed} <= keys.keys():
         return {}
     again = {"gradient_checkpointing": True} if keys.get("activation_checkpointing") else {}
     return {"strategy": "fsdp" if keys.get("reshard_after_forward", True) else "fsdp_no_reshard", **again}

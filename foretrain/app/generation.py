@@ -10,8 +10,7 @@ from foretrain.advice.record import Advices
 from foretrain.advice.rules.base import Goal
 from foretrain.analysis.finetune_memory import FineTuneExplanation, explain_generation
 from foretrain.app.limits import Limits, priced, prices_of
-from foretrain.app.plan import Cards, Config, resolved_of, words_of_cards
-from foretrain.app.request import Listen, Look
+from foretrain.app.plan import Cards, Config, Listen, Look, resolved_of, words_of_cards
 from foretrain.base.errors import ConfigError, UserError
 from foretrain.base.messages import listed
 from foretrain.base.records import Note

@@ -31,6 +31,18 @@ Config = str | Path | list[str] | tuple[str, ...] | Mapping[str, Any] | RunConfi
 MOST_CARDS = 100  # of --gpu; the catalogue has fewer
 
 
+Listen = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Look:
+    """How deep to look at a plan's memory: settings of the allocator, and what nvidia-smi shows, to explain."""
+
+    alloc_conf: str = ""
+    observed_bytes: int | None = None
+    process_bytes: int | None = None
+
+
 @dataclass(frozen=True)
 class Cards:
     """The options that name the cards, as they were typed."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from foretrain.app.limits import Limits, check_limits, make_plans, priced
-from foretrain.app.plan import Cards, targets
+from foretrain.app.plan import Cards, Listen, Look, targets
 from foretrain.base.errors import UserError
 from foretrain.base.installation import Later
 from foretrain.config.option import Option
@@ -30,17 +30,6 @@ if TYPE_CHECKING:
 else:  # a plan waits for its own kind of run alone, and for traces where it has some
     exact, generation = Later("foretrain.app.exact"), Later("foretrain.app.generation")
     finetuning, ranks = Later("foretrain.app.finetuning.request"), Later("foretrain.app.ranks.plan")
-
-Listen = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Look:
-    """How deep to look at a plan's memory: settings of the allocator, and what nvidia-smi shows, to explain."""
-
-    alloc_conf: str = ""
-    observed_bytes: int | None = None
-    process_bytes: int | None = None
 
 
 class PlanRequest(Protocol):

@@ -18,8 +18,8 @@ from foretrain.app import exact, run_report
 from foretrain.app.compare import compared
 from foretrain.app.explain import is_tracked, log_of
 from foretrain.app.limits import Limits
-from foretrain.app.plan import Cards
-from foretrain.app.request import Look, kind_of, request_of
+from foretrain.app.plan import Cards, Look
+from foretrain.app.request import kind_of, request_of
 from foretrain.base.errors import UserError
 from foretrain.base.files import first_bytes, not_written, read_text
 from foretrain.comparison.loss_axes import gather, loss_curves

@@ -14,4 +14,6 @@ DECLARED: tuple[Declared, ...] = (
     Declared("inference", r"asked\.(world|split|per_node|link|network)$", CARDS, old=r"^\(nothing\)$"),
     Declared("", "stderr", CARDS, new="is about several cards|run one model together|how many cards there are|--split"),
     Declared("inference.*largest", "stdout", FLOW),
+    Declared("error: inference.*--json --full", "", FLOW),
+    Declared("python inference", r"stdout:\d+", CARDS, new='"world": 1'),
 )

@@ -140,9 +140,7 @@ def test_the_command_line_is_the_same_plan(client: TestClient) -> None:
         assert words[:2] == ["foretrain", "plan"]
         told = json.loads(foretrain(*words[1:], "--json").stdout)
         assert told["kind"] == "fine-tuning"  # gpt2 is a preset to pretrain from, too
-        total = next(
-            row for row in answer["pictures"][0]["numbers"]["rows"] if row[0] == messages.say("component.total")
-        )
+        total = next(row for row in answer["pictures"][0]["numbers"]["rows"] if row[0] == messages.say("column.sum"))
         assert total[-1] == messages.format_value(told["memory"]["phases"][-1]["needed_expected_bytes"], "bytes")
 
 

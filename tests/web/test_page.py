@@ -104,7 +104,7 @@ def test_a_plan_on_the_page_is_the_plan(client: TestClient) -> None:
     for shown, drawn, strip, memory in zip(answer["pictures"], bars, answer["strip"], expected.memories, strict=True):
         assert shown["figure"][2][3][2].startswith("estimated")
         assert drawn.scale_bytes == most  # both pictures have one scale
-        total = next(row for row in shown["numbers"]["rows"] if row[0] == say("component.total"))
+        total = next(row for row in shown["numbers"]["rows"] if row[0] == say("column.sum"))
         for number, phase in enumerate(memory.phases):
             assert total[number + 1] == format_bytes(phase.needed_expected_bytes)
             sizes = [size for _, size in drawn.bars[number].parts]

@@ -11,8 +11,7 @@ from foretrain.app.finetune import traced
 from foretrain.app.finetuning import limits as limits_of
 from foretrain.app.finetuning.question import FineTuneQuestion, question
 from foretrain.app.limits import Limits, check_limits
-from foretrain.app.plan import Cards, words_of_cards
-from foretrain.app.request import Listen, Look
+from foretrain.app.plan import Cards, Listen, Look, words_of_cards
 from foretrain.base.errors import UserError
 from foretrain.base.records import Note
 from foretrain.config.finetune.asked import is_asked

@@ -171,8 +171,7 @@ def plan_command(
     """Plan a run: does it fit, how long, what does it cost, what limits it. Needs no GPU and no torch."""
     request = reading.read(context, words)
     given = context.params
-    names = ("price", "co2", "within", "tokens", "best", "data_tokens", "write")
-    limits = Limits(**{name: given[name] for name in names}, given=request.given)
+    limits = Limits(price, co2, within, tokens, best, data_tokens, write, request.given)
     if show_config:
         show_config_of(request, limits, as_json)
         return
@@ -185,7 +184,7 @@ def plan_command(
         need_one_of("--write-job", write_job, tuple(JOB_KINDS))
     with interpreter.use_interpreter(python):
         plans = request.plans(limits, step_time, logged_mfu)
-        _check_count(plans, depth, limits)
+        _check_count(plans, depth, limits, as_json=as_json)
         answered, found = _answered(request, plans, limits, depth, form)
     if write_job:
         tell_written(write_job_of(write_job, plans[0], words), quiet=quiet)
@@ -195,10 +194,11 @@ def plan_command(
         plan_print.check(answered)
 
 
-def _check_count(plans: list[Any], depth: Depth, limits: Limits) -> None:
+def _check_count(plans: list[Any], depth: Depth, limits: Limits, *, as_json: bool) -> None:
     """Raise UserError for what can only be asked of one card, and for readings that no card can show."""
     plan_exact.check_readings(depth, [plan.gpu for plan in plans])
-    if (depth.explain or depth.largest or depth.smallest_card or depth.snapshot) and len(plans) > 1:
+    one = depth.looks or depth.smallest_card or (depth.largest and (limits.asks or as_json))
+    if one and len(plans) > 1:
         raise UserError("usage.one_card", count=len(plans))
 
 
@@ -211,9 +211,11 @@ def _answered(
         plan_print.smallest(plans[0], plan_exact.smallest(request, plans[0], depth), form)
         return [], found
     if depth.largest:
-        found = plan_exact.searched(request, plans[0], depth)
-        if found.value is None or not limits.asks:
-            plan_print.largest(plans[0], found, form)
+        for plan in plans:
+            found = plan_exact.searched(request, plan, depth)
+            if found.value is None or not limits.asks:
+                plan_print.largest(plan, found, form)
+        if found is None or found.value is None or not limits.asks:
             return [], found
         plans = [request.with_option(plans[0], found.option, found.value)]
     plans = plan_exact.deepened(request, plans, depth)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foretrain.app.request import Look
+from foretrain.app.plan import Look
 from foretrain.base.errors import UserError
 from foretrain.base.installation import Later
 from foretrain.base.messages import say

@@ -36,3 +36,10 @@ def test_run_that_fits_nowhere_has_no_card() -> None:
     assert found["fitting"] == []
     assert found["too_small"]["needed_bytes"] > max(card.memory_bytes or 0 for card in catalogue().values())
     assert "fits on no card" in foretrain(*words).stdout
+
+
+@pytest.mark.parametrize("option", ["--exact", "--check", "--within=2h", "--largest=batch_size"])
+def test_option_of_one_card_is_refused(option: str) -> None:
+    refused = foretrain("plan", "gpt2-124m", "--smallest-card", option)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert f"{option.partition('=')[0]} answers for one" in refused.stderr

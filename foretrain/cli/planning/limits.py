@@ -37,7 +37,6 @@ def origin(asked: Asked) -> tuple[str, ...]:
 
 
 def tell_written(path: Path, *, quiet: bool) -> None:
-    """A line on stderr."""
     if not quiet:
         ERR.print(printable(say("within.written", path=str(path))), soft_wrap=True, markup=False)
 

@@ -81,17 +81,14 @@ class Form:
 
 
 def document(made: Document) -> None:
-    """The whole answer."""
     text.render(made, OUT)
 
 
 def screen(made: Screen) -> None:
-    """A dozen lines."""
     text.render_screen(made, OUT)
 
 
 def line(message: Message) -> None:
-    """One line, to be pasted."""
     OUT.print(printable(message.text()), soft_wrap=True, markup=False)
 
 
@@ -107,7 +104,6 @@ def largest(plan: AnyPlan, found: "Largest", form: Form) -> None:
 
 
 def smallest(plan: AnyPlan, found: "SmallestCard", form: Form) -> None:
-    """Print the smallest cards on which the run fits."""
     if form.as_json:
         print_json(found.to_json(schema=SMALLEST_SCHEMA))
     else:
@@ -209,7 +205,6 @@ def within(plan: AnyPlan, found: "Within", form: Form, largest: "Largest | None"
 
 
 def best(plan: Plan, found: "Best", form: Form) -> None:
-    """The answer of --best."""
     if form.as_json:
         print_json(found.to_json(schema=BEST_SCHEMA))
         return

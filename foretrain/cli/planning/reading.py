@@ -25,6 +25,8 @@ FINE_TUNING = {
     "plan": {name: name for name in ("trainer", "logged_mfu", "best", "write", "write_job")},
     "advise": {"trainer": "trainer", "apply": "apply", "write": "apply"},
 }
+# Options of one card, which --smallest-card cannot have beside it.
+NOT_OF_CARDS = ("exact", "explain", "largest", "snapshot", "check", "within", "tokens", "best", "step_time", "full")
 ANY_CARD = "RTX 4090"  # where the question names no card: all of the catalogue are tried
 ANY_KIND = (
     "gpu",
@@ -57,8 +59,10 @@ def read(context: click.Context, words: list[str]) -> Any:
     it."""
     given = context.params
     gpu = given["gpu"]
-    if given.get("smallest_card") and not is_typed(context, "gpu"):
-        gpu = ANY_CARD
+    if given.get("smallest_card"):
+        if others := next((name for name in NOT_OF_CARDS if is_typed(context, name)), None):
+            raise UserError("usage.smallest_alone", option=f"--{others.replace('_', '-')}")
+        gpu = gpu if is_typed(context, "gpu") else ANY_CARD
     cards = Cards(given["gpus"], gpu, given["link"], given["network"], given["others"])
     inference = given.get("inference", False) or "--inference" in words
     words = [word for word in words if word != "--inference"]

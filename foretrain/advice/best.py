@@ -25,7 +25,7 @@ from foretrain.hardware.cluster import Cluster
 from foretrain.predict.memory import estimated
 from foretrain.predict.plan import Plan, Reading, Timing, no_time, timing
 from foretrain.predict.pretraining import adjusted, spent_by_steps, with_steps
-from foretrain.predict.ranks import ClusterPlan, RankPlan, rank_spec, rank_timing
+from foretrain.predict.ranks import ClusterPlan, RankPlan, of_one_rank, rank_timing, sharing_of
 from foretrain.predict.scaling import BESIROGLU, FITS, MOST_EPOCHS, effective_tokens, good_tokens_per_step
 from foretrain.predict.spec import TOLD_APART, StepName, StepSpec
 from foretrain.predict.within import check_currency, most_steps
@@ -98,9 +98,10 @@ class _Search:
     ) -> None:
         self.base, self.limit, self.given = base, limit, given
         self.step: StepName = step
-        self.cluster, self.rank, self.world = cluster, rank, cluster.world if cluster else 1
-        self.room = base.available_bytes
-        if rank is not None and self.room is not None:
+        self.cluster, self.world, self.room = cluster, cluster.world if cluster else 1, base.available_bytes
+        self.sharing = sharing_of(cluster, rank) if cluster and rank else None
+        self.nccl_bytes = rank.nccl.expected_bytes if rank else 0
+        if rank and self.room is not None:
             self.room -= rank.nccl.high_bytes
         self.gpu: Gpu = base.gpu
         self.data = base.work.dataset_tokens
@@ -129,8 +130,8 @@ class _Search:
         if "eval_sequences" not in self.given:
             asked = c.eval_rows if "eval_iters" in self.given else self.sequences
             update["eval_iters"] = max(1, asked // batch)
-        if self.rank is not None:
-            update |= {"strategy": self.rank.strategy, "hold_gradients": not self.rank.syncs_each}
+        if self.sharing:
+            update |= {"strategy": self.sharing.strategy, "hold_gradients": not self.sharing.syncs_each}
         return c.model_copy(update=update)
 
     def spec(self, config: RunConfig) -> StepSpec:
@@ -138,11 +139,7 @@ class _Search:
 
     def timing(self, config: RunConfig) -> Timing:
         spec = self.spec(config)
-        if self.cluster and self.rank:
-            sharing = rank_spec(self.base, config, self.cluster, self.rank)[1]
-            found = rank_timing(spec, self.cluster, sharing)[1]
-        else:
-            found = timing(spec)
+        found = rank_timing(spec, self.cluster, self.sharing)[1] if self.cluster and self.sharing else timing(spec)
         if found is None:
             raise no_time(self.base, self.limit.as_option)
         return found
@@ -166,11 +163,11 @@ class _Search:
         if not config.auto_chunker and any(larger):  # which makes less of much
             return None
         spec = self.spec(config)
-        if self.cluster and self.rank:
-            spec, _ = rank_spec(self.base, config, self.cluster, self.rank)
+        if self.cluster and self.sharing:
+            spec = of_one_rank(spec, self.cluster, self.sharing)
         ledger = estimated(spec)
         if ledger.fits(room, card):
-            return ledger.memory.needed_bytes + (self.rank.nccl.expected_bytes if self.rank else 0)
+            return ledger.memory.needed_bytes + self.nccl_bytes
         if ledger.spec.cuda and room is not None and ledger.is_beyond(room, card):
             beyond.append(sizes)
         return None
@@ -181,7 +178,7 @@ class _Search:
     def is_too_large(self, shape: dict[str, int]) -> bool:
         """Whether the memory need not be estimated: weights, gradients and both moments alone are too much, or a shape
         that is neither deeper nor wider did not fit."""
-        shards = 1 if self.rank is None or self.rank.strategy == "ddp" else self.world
+        shards = self.world if self.sharing and self.sharing.strategy != "ddp" else 1
         if 16 * self.n_params(shape) / shards > (self.room or 0):
             return True
         return any(all(shape[name] >= size for name, size in each.items()) for each in self.too_large)

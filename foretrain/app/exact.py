@@ -43,9 +43,9 @@ def traced_plan(plan: Plan, listen: Listen, alloc_conf: str = "") -> Plan:
 
 def trace_of(plan: Plan, step: StepName, listen: Listen, alloc_conf: str = "") -> Trace | None:
     """The trace behind a plan's answer (the one with more reserved, of two); None where it was estimated."""
-    spec = plan.spec(step)
     if plan.memory_of(step).source != "traced":
         return None
+    spec = plan.spec(step)
     found = service.traces([each for rank in ranks_to_trace(spec) for each in requests_for(spec, rank)], listen)
     settings = settings_of(plan, alloc_conf)
     return max(found, key=lambda trace: replay(trace, settings).peak_reserved_bytes)

@@ -1,6 +1,6 @@
 """What it takes to generate text with a model. `foretrain.plan_inference` for Python."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -10,7 +10,7 @@ from foretrain.advice.record import Advices
 from foretrain.advice.rules.base import Goal
 from foretrain.analysis.finetune_memory import FineTuneExplanation, explain_generation
 from foretrain.app.limits import Limits, priced, prices_of
-from foretrain.app.plan import Cards, Config, Listen, Look, resolved_of, words_of_cards
+from foretrain.app.plan import Cards, Config, Listen, Look, resolved_of, targets, words_of_cards
 from foretrain.base.errors import ConfigError, UserError
 from foretrain.base.messages import listed
 from foretrain.base.records import Note
@@ -118,7 +118,7 @@ class GenerationRequest:
     notes: tuple[Note, ...] = ()
     kind = "generation"
     explains_traced = False
-    aliases: ClassVar = {"batch_size": "batch", "seq_len": "context"}
+    aliases: ClassVar[Mapping[str, str]] = {"batch_size": "batch", "seq_len": "context"}
     files: tuple[Path, ...] = ()
     given: frozenset[str] = frozenset()
 
@@ -142,9 +142,7 @@ class GenerationRequest:
     def plans(
         self, limits: Limits, step_s: float | None = None, logged_mfu: float | None = None
     ) -> list[InferencePlan]:
-        stated = stated_bytes(self.others, "--used-by-others") if self.others else None
-        names = list(dict.fromkeys(each.strip() for each in self.gpu.split(",") if each.strip())) or ["auto"]
-        return plans(self.model, self.asked, [devices.target(name, stated) for name in names], limits.price)
+        return plans(self.model, self.asked, targets(self.gpu, self.others, RunConfig()), limits.price)
 
     def forecast(self, plan: InferencePlan) -> Forecast:
         where = Placement(plan.gpu, plan.used_by_others_bytes)

@@ -10,6 +10,7 @@ from foretrain.app.limits import Limits, check_limits, make_plans, priced
 from foretrain.app.plan import Cards, Listen, Look, targets
 from foretrain.base.errors import UserError
 from foretrain.base.installation import Later
+from foretrain.base.records import Note
 from foretrain.config.option import Option
 from foretrain.config.options import OPTIONS
 from foretrain.config.presets import is_surely_asked
@@ -33,25 +34,29 @@ else:  # a plan waits for its own kind of run alone, and for traces where it has
 
 
 class PlanRequest(Protocol):
-    """A run and the cards that were named for it."""
+    """What the request of every kind of run has. Those that can be traced have `traced`, `largest` and `write_snapshot`
+    as `PretrainingRequest` has them, and `settings` for --show-config; options that need these are refused for the
+    others.
+    """
 
-    kind: str
-    explains_traced: bool  # whether an explanation is of the traced step where nobody asked for a trace
-    aliases: Mapping[str, str]  # of options that --largest takes
+    aliases: ClassVar[Mapping[str, str]]  # other names of the options that --largest takes
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def explains_traced(self) -> bool:
+        """Return whether an explanation is of the traced step where nobody asked for a trace."""
+        ...
 
     @property
     def name(self) -> str: ...
     @property
-    def notes(self) -> Sequence[Any]: ...
+    def notes(self) -> Sequence[UserError | Note]: ...
     @property
     def files(self) -> Sequence[Path]: ...
     @property
     def given(self) -> frozenset[str]:
         """Return the options that the user set."""
-        ...
-
-    def settings(self, limits: Limits) -> tuple[Any, Mapping[str, Option], Mapping[str, str]]:
-        """Return the record of its options, how each is declared, and where each value is from."""
         ...
 
     def check(self, limits: Limits, *, look: str, traced: bool, largest: str) -> None:
@@ -63,18 +68,7 @@ class PlanRequest(Protocol):
         ...
 
     def forecast(self, plan: Any) -> Forecast: ...
-    def largest(self, plan: Any, option: str, listen: Listen, look: Look) -> Largest:
-        """Return the largest value of an option that fits, by traces. Raises UserError."""
-        ...
-
-    def traced(self, plan: Any, listen: Listen, look: Look) -> Any:
-        """Return the plan with traced memory. Raises UserError where it cannot be traced."""
-        ...
-
     def explained(self, plan: Any, listen: Listen, look: Look) -> "Explanation | FineTuneExplanation": ...
-    def write_snapshot(self, plan: Any, path: Path, listen: Listen, look: Look) -> None:
-        """Write the trace as a memory snapshot. Raises UserError."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -109,11 +103,12 @@ class PretrainingRequest:
         return resolved.config, OPTIONS, resolved.sources
 
     def check(self, limits: Limits, *, look: str, traced: bool, largest: str) -> None:
-        check_limits(limits, len(set(self.cards.gpu.split(","))), bool(look) or traced or bool(largest))
+        check_limits(limits, 1, bool(look) or traced or bool(largest))
 
     def plans(self, limits: Limits, step_s: float | None = None, logged_mfu: float | None = None) -> list[Any]:
         resolved = priced(self.resolved, limits)
         found = targets(self.cards.gpu, self.cards.others, resolved.config)
+        check_limits(limits, len(found), traces=False)
         if len(found) > 1 and (step_s is not None or logged_mfu is not None):
             option = "--step-time" if step_s is not None else "--logged-mfu"
             raise UserError("usage.one_speed", option=option, count=len(found))
@@ -146,7 +141,7 @@ class CardsRequest(PretrainingRequest):
     def check(self, limits: Limits, *, look: str, traced: bool, largest: str) -> None:
         if largest and traced:
             raise UserError("usage.finetune_largest_alone", option="--exact")
-        check_limits(limits, 1, bool(look) or traced or bool(largest))
+        super().check(limits, look=look, traced=traced, largest=largest)
 
     def plans(self, limits: Limits, step_s: float | None = None, logged_mfu: float | None = None) -> list[ClusterPlan]:
         return [ranks.answer(self.resolved, self.cards, limits, step_s)]
@@ -173,8 +168,8 @@ def kind_of(words: Sequence[str], cards: Cards, *, inference: bool = False) -> s
     return "cards" if cards.gpus else "pretraining"
 
 
-def request_of(kind: str, words: Sequence[str], cards: Cards, data_tokens: str = "") -> Any:
-    """Return what these words ask of this kind of run, a `PlanRequest`. Raises UserError; ConfigError names every
+def request_of(kind: str, words: Sequence[str], cards: Cards, data_tokens: str = "") -> PlanRequest:
+    """Return what these words ask of this kind of run. Raises UserError; ConfigError names every
     problem of a config."""
     if kind == "generation":
         return generation.GenerationRequest.of(words, cards)

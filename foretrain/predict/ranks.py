@@ -375,11 +375,13 @@ def _evaluation(spec: StepSpec, cluster: Cluster) -> Range | None:
     return alone.scaled(math.ceil(batches / cluster.world) / batches) if alone else None
 
 
+def sharing_of(cluster: Cluster, rank: Sharing | RankPlan) -> Sharing:
+    return Sharing(strategy=rank.strategy, world=cluster.world, per_node=cluster.per_node, syncs_each=rank.syncs_each)
+
+
 def rank_spec(plan: Plan, config: RunConfig, cluster: Cluster, rank: Sharing | RankPlan) -> tuple[StepSpec, Sharing]:
     """One rank's step of a config of all, shared as `rank` is, and how that is."""
-    sharing = Sharing(
-        strategy=rank.strategy, world=cluster.world, per_node=cluster.per_node, syncs_each=rank.syncs_each
-    )
+    sharing = sharing_of(cluster, rank)
     return of_one_rank(replace(plan.spec("foretrain"), config=config), cluster, sharing), sharing
 
 

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -169,7 +170,7 @@ def _plan(asked: Asked, one: SourceRequest) -> Document:
     words = [one.path, *one.words, *asked.options]
     gpu, others = one.own.get("gpu", asked.cards.gpu), one.own.get("used_by_others", asked.cards.others)
     cards = replace(asked.cards, gpu=gpu, others=others)
-    request = request_of(kind_of(words, cards), words, cards)
+    request: Any = request_of(kind_of(words, cards), words, cards)
     asked.tell(tuple(note for note in request.notes if isinstance(note, UserError)))
     made, *more = request.plans(Limits(asked.price, given=request.given))
     if more:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from foretrain.advice.cards import FineTuneCards, compared
 from foretrain.app.finetune import plan_question
 from foretrain.app.finetuning.question import FineTuneQuestion, costs_in
-from foretrain.app.limits import Limits, check_limits, priced, prices_of
+from foretrain.app.limits import Limits, priced, prices_of
 from foretrain.app.plan import check_speed, targets
 from foretrain.hardware.devices import Target
 from foretrain.predict.energy import Prices
@@ -26,7 +26,6 @@ def plans(
     """Return a plan for each card, with its own rent where one is given for it. `gpus`: names parted by commas. Raises
     UserError."""
     check_speed("--step-time", step_s)
-    check_limits(limits, 1, traces=False)
     resolved = priced(costs_in(asked.costs), limits)
     found = targets(gpus, others, resolved.config)
     rents = prices_of(limits, resolved.config, [target.gpu for target in found])

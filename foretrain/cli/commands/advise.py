@@ -16,6 +16,7 @@ from foretrain.advice.record import SCHEMA, Advice, Advices
 from foretrain.advice.rules.base import Goal
 from foretrain.app.advise import confirmed
 from foretrain.app.kept import advice as kept_advice
+from foretrain.app.request import PretrainingRequest
 from foretrain.base import files as bounded
 from foretrain.base.errors import UserError
 from foretrain.base.installation import Later
@@ -138,12 +139,11 @@ def advise_command(
     """Find what to change: every option and technique, planned for your run and ranked by gain and cost."""
     request = reading.read(context, words)
     asked = reading.asked_of(context, request, words)
-    if request.kind != "pretraining":
-        if request.kind == "cards":
-            _check_options(goal, exact, apply, write)
+    if isinstance(request, PretrainingRequest):
+        _check_options(goal, exact, apply, write)
+    if not isinstance(request, PretrainingRequest) or request.kind == "cards":
         advising.answer(context, request, asked)
         return
-    _check_options(goal, exact, apply, write)
     resolved = request.resolved
     base = kept_advice.base_plan(resolved, gpu, others, price)
     with _progress(quiet or goal != "quality"):

@@ -8,9 +8,10 @@ import click
 from foretrain.advice.asked import Asked
 from foretrain.app.kept import plans as kept
 from foretrain.app.plan import Cards
-from foretrain.app.request import kind_of, request_of
+from foretrain.app.request import PlanRequest, PretrainingRequest, kind_of, request_of
 from foretrain.base.errors import UserError
 from foretrain.base.installation import Later
+from foretrain.base.records import Note
 from foretrain.cli.common import need_one_of, print_notes, print_said
 from foretrain.config.presets import is_surely_asked
 from foretrain.config.resolve import ResolvedConfig
@@ -54,14 +55,19 @@ def is_typed(context: click.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def read(context: click.Context, words: list[str]) -> Any:
-    """Return what is asked, a `PlanRequest`, and print its notes. Raises UserError for options that do not go with
+def spelled(name: str) -> str:
+    """Return an option as it is typed."""
+    return f"--{name.replace('_', '-')}"
+
+
+def read(context: click.Context, words: list[str]) -> PlanRequest:
+    """Return what is asked, and print its notes. Raises UserError for options that do not go with
     it."""
     given = context.params
     gpu = given["gpu"]
     if given.get("smallest_card"):
         if others := next((name for name in NOT_OF_CARDS if is_typed(context, name)), None):
-            raise UserError("usage.smallest_alone", option=f"--{others.replace('_', '-')}")
+            raise UserError("usage.smallest_alone", option=spelled(others))
         gpu = gpu if is_typed(context, "gpu") else ANY_CARD
     cards = Cards(given["gpus"], gpu, given["link"], given["network"], given["others"])
     inference = given.get("inference", False) or "--inference" in words
@@ -73,11 +79,11 @@ def read(context: click.Context, words: list[str]) -> Any:
     check_cards(context)
     found = request_of(kind, words, cards, given.get("data_tokens") or "")
     if kind == "pretraining":
+        assert isinstance(found, PretrainingRequest)
         found = replace(found, resolved=with_trainer(found.resolved, given["trainer"]), by=kept.plan)
-    if kind in ("cards", "pretraining"):
-        print_notes(found.notes, quiet=given["quiet"])
-    else:
-        print_said(found.notes, quiet=given["quiet"] or (kind == "fine-tuning" and bool(given.get("full"))))
+    print_notes(tuple(note for note in found.notes if isinstance(note, UserError)), quiet=given["quiet"])
+    said_below = kind == "fine-tuning" and bool(given.get("full"))  # by the answer itself
+    print_said([note for note in found.notes if isinstance(note, Note)], quiet=given["quiet"] or said_below)
     return found
 
 
@@ -91,7 +97,6 @@ def with_trainer(resolved: ResolvedConfig, trainer: str) -> ResolvedConfig:
 
 def _check_options(context: click.Context, kind: str) -> None:
     given, command = context.params, context.command.name or ""
-    spelled = {name: f"--{name.replace('_', '-')}" for name in given}
     if kind == "fine-tuning":
         for name, id in FINE_TUNING[command].items():
             if is_typed(context, name):
@@ -99,11 +104,11 @@ def _check_options(context: click.Context, kind: str) -> None:
     elif kind == "generation":
         for name in given:
             if name not in GENERATION[command] and is_typed(context, name):
-                raise UserError("usage.inference_without", option=spelled[name])
+                raise UserError("usage.inference_without", option=spelled(name))
     elif kind == "cards":
         for name in ALONE[command]:
             if is_typed(context, name):
-                raise UserError("usage.cluster_alone", option=spelled[name])
+                raise UserError("usage.cluster_alone", option=spelled(name))
         if given["trainer"] not in ("", "foretrain"):
             raise UserError("usage.cluster_trainer", value=given["trainer"][:40])
 
@@ -113,7 +118,7 @@ def check_cards(context: click.Context) -> None:
     given = context.params
     for name in () if given["gpus"] else OWN:
         if given.get(name):
-            raise UserError("usage.needs_gpus", option=f"--{name.replace('_', '-')}")
+            raise UserError("usage.needs_gpus", option=spelled(name))
     if given["gpus"] and is_typed(context, "gpu") and (not given["gpus"].strip().isdigit() or "," in given["gpu"]):
         raise UserError("usage.cluster_two", gpus=given["gpus"][:80], gpu=given["gpu"][:80])
 
@@ -130,10 +135,10 @@ def asked_of(context: click.Context, request: Any, words: list[str]) -> Asked:
     return Asked(
         command=context.command.name or "", words=typed, gpu=given["gpu"], cards=cards, others=given["others"],
         quiet=given["quiet"], price=given["price"] or "", exact=given.get("exact", False), limits=tuple(limits),
-        wrote=str(wrote) if wrote else None, speed=f"--{speeds[0].replace('_', '-')}" if speeds else "",
+        wrote=str(wrote) if wrote else None, speed=spelled(speeds[0]) if speeds else "",
         nanogpt_file=request.kind == "pretraining" and request.resolved.has_nanogpt_file,
     )  # fmt: skip
 
 
 def _typed(name: str, value: object) -> tuple[str, str]:
-    return f"--{name.replace('_', '-')}", f"{value:g}" if isinstance(value, float) else str(value)
+    return spelled(name), f"{value:g}" if isinstance(value, float) else str(value)

@@ -164,7 +164,7 @@ def _card_notes(facts: ModelFacts, asked: Inference, engine: Engine, gpu: Gpu) -
     cards = cards_of(asked, gpu)
     if cards is None:
         return []
-    card, share = neediest_card(facts, asked, engine)
+    card, share, _ = neediest_card(facts, asked, engine)
     low, wait, high = waits_s(facts, asked, gpu, asked.batch)
     link = f"{cards.link.name}, {cards.network.name}" if cards.network else cards.link.name
     values = {"world": cards.world, "link": link, "low": low, "wait": wait, "high": high}

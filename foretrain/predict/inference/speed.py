@@ -231,8 +231,7 @@ def memory_of(
     """Return what an `asked` with all its values needs, of several cards the one with most, with its verdict where the
     memory to fit in is known."""
     card, context = gpu.kind != "cpu", context_of(asked, gpu)
-    _, share = neediest_card(facts, asked, engine)
-    sizes = _sizes(facts, asked, engine, share)
+    _, share, sizes = neediest_card(facts, asked, engine)
     formulas = (
         _weights_formula(share, sizes["weights"]),
         _cache_formula(facts, asked, share),
@@ -254,12 +253,12 @@ def memory_of(
     return RunMemory(phases=(on_cpu(phase, available_bytes),), context=context)
 
 
-def neediest_card(facts: ModelFacts, asked: Inference, engine: Engine) -> tuple[int, Share]:
-    """Return the number of the card that needs most, from 1, and its share."""
+def neediest_card(facts: ModelFacts, asked: Inference, engine: Engine) -> tuple[int, Share, dict[str, int]]:
+    """Return the number of the card that needs most, from 1, its share, and bytes of each part of it."""
     shares = shares_of(facts, asked.world, asked.split, engine)
-    sizes = [sum(_sizes(facts, asked, engine, share).values()) for share in shares]
-    worst = sizes.index(max(sizes))
-    return worst + 1, shares[worst]
+    sizes = [_sizes(facts, asked, engine, share) for share in shares]
+    worst = max(range(len(shares)), key=lambda card: sum(sizes[card].values()))
+    return worst + 1, shares[worst], sizes[worst]
 
 
 def _sizes(facts: ModelFacts, asked: Inference, engine: Engine, share: Share) -> dict[str, int]:

@@ -25,7 +25,7 @@ import torch
 from common import arguments, report
 from rich.console import Console
 
-from foretrain.app.tuning.search import Job, prepare
+from foretrain.app.tuning_session import Job, prepare
 from foretrain.config.resolve import from_values
 from foretrain.hardware.cpu import cpu_device
 from foretrain.measure.space import TUNABLE, Setting, levels_of

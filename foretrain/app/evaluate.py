@@ -1,15 +1,15 @@
 """How good a model is: bits per byte of texts, and lm-eval's tasks. `foretrain.evaluate` for Python.
 
-What can be refused before torch is imported is refused here; the rest is in app/evaluating/, which imports it.
+What can be refused before torch is imported is refused here; the rest is in app/evaluation.py, which imports it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foretrain.app.evaluating.asked import Asked, Listen
 from foretrain.app.train import need_torch
 from foretrain.base.errors import UserError
 from foretrain.base.installation import Later
@@ -18,8 +18,33 @@ from foretrain.evaluation.harness import need_harness
 if TYPE_CHECKING:
     from foretrain.runs.scores import Evaluation
 
+
+VALIDATION_TOKENS = 1_000_000  # of validation data, unless more are asked for
+
+Listen = Callable[[str, dict[str, Any]], None]  # hears what begins, and how far it is, by the id of a text
+
+
+@dataclass(frozen=True)
+class Asked:
+    """As the arguments of `foretrain.evaluate`, whose docstring says what they mean."""
+
+    source: Path
+    tasks: tuple[str, ...]
+    texts: tuple[Path, ...]
+    best: bool
+    include_path: Path | None
+    stride: int | None
+    tokens: int | None
+    shots: int | None
+    documents: int | None
+    batch_size: int | None
+    device: str
+    bars: bool
+    listen: Listen
+
+
 SCHEMA = "foretrain.eval/1"
-_work: Any = Later("foretrain.app.evaluating.work")
+_work: Any = Later("foretrain.app.evaluation")
 
 
 def evaluate(

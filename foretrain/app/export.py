@@ -3,15 +3,14 @@
 from pathlib import Path
 from typing import Any
 
-from foretrain.app.exporting.card_facts import facts_of
-from foretrain.app.exporting.model_card import card_of, check_repository, upload
+from foretrain.app.model_card import card_of, check_repository, facts_of, upload
 from foretrain.app.train import need_torch
 from foretrain.base.errors import UserError
 from foretrain.base.installation import Later, installed
 from foretrain.training.exports.forms import Exported, Form, FormOptions, GgufType
 
 SCHEMA = "foretrain.export/1"
-_of_run: Any = Later("foretrain.app.evaluating.subjects")  # which imports torch
+_of_run: Any = Later("foretrain.app.evaluation")  # which imports torch
 
 
 def export(

@@ -1,6 +1,6 @@
 """Train a config. `foretrain.train` for Python.
 
-What has to be decided before torch is imported is decided here; the rest is in app/training_run.py, which imports it.
+What has to be decided before torch is imported is decided here; app/training/session.py imports it and does the rest.
 """
 
 import importlib.util
@@ -57,7 +57,7 @@ def train_resolved(
     set_allocator(resolved.config.allocator_settings)
     since = Clock().read()  # what the machine does while torch is imported and the data is prepared
     asked = Request(resolved, resume, trial, listen, bar, ends_process, since, place, label)
-    from foretrain.app.training_run import run
+    from foretrain.app.training.session import run
 
     return run(asked)
 

@@ -18,7 +18,7 @@ from foretrain.measure.tune_record import Tuning
 from foretrain.training.place import place_of
 
 if TYPE_CHECKING:
-    from foretrain.app.tuning.search import Job
+    from foretrain.app.tuning_session import Job
 
 
 def tune(
@@ -52,7 +52,7 @@ def job_of(resolved: ResolvedConfig, change: tuple[str, ...] = (), gpus: int = 1
         raise UserError("usage.tune_gpus", count=world)
     need_torch()
     set_allocator(resolved.config.allocator_settings)
-    from foretrain.app.tuning.search import prepare
+    from foretrain.app.tuning_session import prepare
 
     return prepare(resolved, change, gpus)
 

@@ -17,7 +17,7 @@ from foretrain.app import opened as opening
 from foretrain.app.opened import Fitted, TextStream
 from foretrain.app.sample import opened
 from foretrain.base.errors import ExitCode, UserError
-from foretrain.cli.commands import conversation as chat
+from foretrain.cli.commands import sample as chat
 from foretrain.config.shape import facts_of_run
 from foretrain.data.tokenizer import BpeTokenizer, ByteTokenizer, CharTokenizer
 from foretrain.model.language_model import make_model

@@ -12,8 +12,8 @@ from foretrain.advice import planner as planning
 from foretrain.advice.advisor import start_of
 from foretrain.advice.planner import Outcome, Planner
 from foretrain.advice.rules import BY_ID
-from foretrain.app.kept import advice as kept_advice
-from foretrain.app.kept import plans as kept
+from foretrain.app import kept_answers as kept
+from foretrain.app import kept_answers as kept_advice
 from foretrain.app.plan import plan
 from foretrain.base import messages
 from foretrain.base.cache import Cache

@@ -20,8 +20,8 @@ from rich.console import Console
 from foretrain.analysis.live import LiveCard, LiveRun, ObservedRun, Top, found_in, held_here, look, of_folder
 from foretrain.base import messages
 from foretrain.base.units import GIB
+from foretrain.cli.commands.train import Printer
 from foretrain.cli.common import rewrites_lines
-from foretrain.cli.train_progress import Printer
 from foretrain.hardware.card import Cards
 from foretrain.reports import text
 from foretrain.reports.views.runs import top_document

@@ -19,7 +19,7 @@ from rich.console import Console
 
 import foretrain as library
 from foretrain.app.compare import compared
-from foretrain.app.evaluating.work import token_bytes
+from foretrain.app.evaluation import token_bytes
 from foretrain.base.errors import UserError
 from foretrain.cli.commands import eval as eval_command
 from foretrain.comparison.compare import compare

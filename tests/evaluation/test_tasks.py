@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 import foretrain as library
-from foretrain.app.evaluating import subjects
+from foretrain.app import evaluation
 from foretrain.base.errors import UserError
 from foretrain.evaluation import harness
 from foretrain.runs.scores import TaskScore
@@ -74,7 +74,7 @@ def test_the_model_itself_writes_what_the_export_writes() -> None:
     from foretrain.evaluation.adapter import OwnLM
 
     run = trained()
-    subject = subjects.loaded(subjects.of_run(run, best=False), "cpu")
+    subject = evaluation.loaded(evaluation.of_run(run, best=False), "cpu")
     own = OwnLM(subject.model, subject.words)
     theirs = harness.hugging_face(Path(library.export(run, "hf").path), "cpu", 1)
     asked = [

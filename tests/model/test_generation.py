@@ -11,8 +11,8 @@ from foretrain.config.families import family_of
 from foretrain.config.options import RunConfig
 from foretrain.config.shape import ModelShape
 from foretrain.model import foreign, llama
+from foretrain.model.gpt2 import NanoGPT
 from foretrain.model.language_model import LanguageModel, make_model
-from foretrain.model.nanogpt import NanoGPT
 from foretrain.model.sampling import Sampling
 from foretrain.model.writer import Reader, Writer, choose, generate, kept_of
 from tests.kit.families import large

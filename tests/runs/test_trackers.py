@@ -572,7 +572,7 @@ def test_a_view_without_end_is_not_read() -> None:
 
 
 def test_a_password_in_an_address_is_not_reported() -> None:
-    from foretrain.app.training_run import without_secrets
+    from foretrain.app.training.session import without_secrets
 
     assert without_secrets("https://me:secret@host/set?X-Signature=abc") == "https://host/set"
     assert without_secrets("s3://bucket/set") == "s3://bucket/set"

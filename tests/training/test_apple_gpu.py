@@ -23,7 +23,7 @@ from foretrain.app import opened
 from foretrain.app.plan import make_plan
 from foretrain.app.trainer_forecast import new_record
 from foretrain.app.training import ready
-from foretrain.app.tuning.search import prepare
+from foretrain.app.tuning_session import prepare
 from foretrain.base.errors import UserError
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import resolve

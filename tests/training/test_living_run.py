@@ -16,7 +16,7 @@ import torch
 
 from foretrain.base.errors import ExitCode, UserError
 from foretrain.cli import keep_going as supervisor
-from foretrain.cli.train_progress import Patient, patient_output
+from foretrain.cli.commands.train import Patient, patient_output
 from foretrain.data.dataset import read_info
 from foretrain.runs.folder import RunDirectory, newest_unfinished
 from foretrain.training import checkpoint, nonfinite, trainer

@@ -14,8 +14,8 @@ from foretrain.advice.candidates import to_set, with_settings
 from foretrain.advice.first_answer import changed_command
 from foretrain.advice.record import SCHEMA, Advice, Advices
 from foretrain.advice.rules.base import Goal
+from foretrain.app import kept_answers as kept_advice
 from foretrain.app.advise import confirmed
-from foretrain.app.kept import advice as kept_advice
 from foretrain.app.request import PretrainingRequest
 from foretrain.base import files as bounded
 from foretrain.base.errors import UserError

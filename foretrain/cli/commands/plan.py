@@ -9,8 +9,9 @@ from foretrain.app.limits import Limits
 from foretrain.app.ranks.job_files import JOB_KINDS
 from foretrain.app.ranks.job_files import write_job as write_job_of
 from foretrain.base.errors import UserError
+from foretrain.base.messages import option_help, option_unit
 from foretrain.cli.command import OF_CONFIG, command, flag, json_option, option, quiet_option, words_argument
-from foretrain.cli.common import need_one_of
+from foretrain.cli.common import OUT, need_one_of, print_json
 from foretrain.cli.planning import exact as plan_exact
 from foretrain.cli.planning import limits as plan_limits
 from foretrain.cli.planning import options, reading
@@ -18,9 +19,33 @@ from foretrain.cli.planning import printing as plan_print
 from foretrain.cli.planning.exact import Depth
 from foretrain.cli.planning.limits import tell_written
 from foretrain.cli.planning.printing import Form
-from foretrain.cli.show_config import show_config_of
 from foretrain.predict.largest import Largest
 from foretrain.predict.trace import interpreter
+from foretrain.reports import text
+from foretrain.reports.document import Document, Message, Section, Table
+
+
+def show_config_of(request: Any, limits: Limits, as_json: bool) -> None:
+    """Print the options of what is asked, as a table or as one JSON object."""
+    values, options, sources = request.settings(limits)
+    sources = {name: sources.get(name, "default") for name in options}
+    if as_json:
+        print_json({"schema": "foretrain.config/1", "config": values.model_dump(mode="json"), "sources": sources})
+        return
+    rows = tuple(
+        (
+            each.name,
+            str(getattr(values, each.name)),
+            option_unit(each.unit),
+            sources[each.name],
+            option_help(each.name, each.help, each.texts),
+        )
+        for each in options.values()
+    )
+    columns = tuple(Message(f"column.{name}") for name in ("key", "value", "unit", "source", "help"))
+    section = Section(Message("config.knobs"), (Table(columns, rows),))
+    text.render(Document(Message("config.title", {"name": request.name}), Message("config.subtitle"), [section]), OUT)
+
 
 EPILOG = """Examples:
 

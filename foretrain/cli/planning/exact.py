@@ -20,9 +20,9 @@ from foretrain.reports import text
 
 if TYPE_CHECKING:
     from foretrain.app import exact
-    from foretrain.reports.views import explained
+    from foretrain.reports.views import line
 else:  # a plan without traces does not wait for what they add
-    exact, explained = Later("foretrain.app.exact"), Later("foretrain.reports.views.explained")
+    exact, line = Later("foretrain.app.exact"), Later("foretrain.reports.views.line")
 
 EXPLAIN_SCHEMA = "foretrain.explanation/1"
 LARGEST_SCHEMA = "foretrain.largest/1"
@@ -109,7 +109,7 @@ def explain_command(request: Any, plan: Any, depth: Depth, *, as_json: bool) -> 
     if as_json:
         print_json(explanation.to_json(schema=EXPLAIN_SCHEMA))
     else:
-        text.render(explained.explanation(plan, explanation), OUT)
+        text.render(line.explanation(plan, explanation), OUT)
 
 
 def searched(request: Any, plan: Any, depth: Depth) -> Largest:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from foretrain.advice.asked import Asked
-from foretrain.app.kept import advice as kept_advice
+from foretrain.app import kept_answers as kept_advice
 from foretrain.app.limits import Limits
 from foretrain.base.messages import printable, say
 from foretrain.cli.common import ERR

@@ -10,9 +10,9 @@ from click.exceptions import Exit
 from foretrain.advice.asked import Asked
 from foretrain.advice.cards import choose
 from foretrain.advice.finetune import advices
+from foretrain.app import kept_answers as kept_advice
 from foretrain.app.finetune import searched
 from foretrain.app.finetuning.limits import cards as cards_of
-from foretrain.app.kept import advice as kept_advice
 from foretrain.base.errors import UserError
 from foretrain.base.installation import Later
 from foretrain.base.messages import printable, say
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from foretrain.predict.smallest import SmallestCard
     from foretrain.predict.within import Within
     from foretrain.reports.views import cards as cards_view
-    from foretrain.reports.views import explained as explained_view
     from foretrain.reports.views import generation as generation_view
     from foretrain.reports.views import line as line_view
     from foretrain.reports.views import plan as plan_view
@@ -47,8 +46,8 @@ if TYPE_CHECKING:
     from foretrain.reports.views.finetune import screen as finetune_view
     from foretrain.reports.views.finetune import whole as whole_view
 else:  # each answer waits for its own view alone
-    cards_view, explained_view, generation_view, line_view, plan_view = (
-        Later(f"foretrain.reports.views.{name}") for name in ("cards", "explained", "generation", "line", "plan")
+    cards_view, generation_view, line_view, plan_view = (
+        Later(f"foretrain.reports.views.{name}") for name in ("cards", "generation", "line", "plan")
     )
     ranks_view, ranks_whole = (Later(f"foretrain.reports.views.cluster.{name}") for name in ("screen", "whole"))
     tuned_view, finetune_view, whole_view = (
@@ -94,7 +93,7 @@ def line(message: Message) -> None:
 
 def largest(plan: AnyPlan, found: "Largest", form: Form) -> None:
     """Print the largest value of an option that fits."""
-    made = explained_view.largest(plan, found)
+    made = line_view.largest(plan, found)
     if form.as_json:
         print_json(found.to_json(schema=LARGEST_SCHEMA))
     elif isinstance(made, Message):
@@ -107,7 +106,7 @@ def smallest(plan: AnyPlan, found: "SmallestCard", form: Form) -> None:
     if form.as_json:
         print_json(found.to_json(schema=SMALLEST_SCHEMA))
     else:
-        line(explained_view.smallest(plan, found))
+        line(line_view.smallest(plan, found))
 
 
 def plans(found: Sequence[AnyPlan], form: Form, limits: "Limits") -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from foretrain.advice.asked import Asked
-from foretrain.app.kept import plans as kept
+from foretrain.app import kept_answers as kept
 from foretrain.app.plan import Cards
 from foretrain.app.request import PlanRequest, PretrainingRequest, kind_of, request_of
 from foretrain.base.errors import UserError

@@ -207,7 +207,7 @@ class EagerProgram(Remains):
     def _of_recipe(self, config: Any) -> Any:
         name, kind = family_of(self.config).model
         if self.v.keeps_logits:
-            name, kind = "foretrain.model.nanogpt", "NanoGPT"
+            name, kind = "foretrain.model.gpt2", "NanoGPT"
         return programs.EAGER.model(name, kind, config)
 
     def _recorded(self, saving: bool, state: State) -> Recorder:

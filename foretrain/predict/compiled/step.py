@@ -147,7 +147,7 @@ class CompiledProgram(EagerProgram):
         if self.model is None:
             name, kind = family_of(self.config).model
             if self.v.keeps_logits:
-                name, kind = "foretrain.model.nanogpt", "NanoGPT"
+                name, kind = "foretrain.model.gpt2", "NanoGPT"
             self.model = LOADER.model(name, kind, Lettered(self.config, self.run[0], sum(self.run)))
             self.parameters = list(self.model.parameters())
             self.buffers = [

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Dtype
+from foretrain.model.gpt2 import NanoGPT
 from foretrain.model.graphed import WARM_STEPS, GraphedStep
 from foretrain.model.in_backward import BackwardUpdates
 from foretrain.model.master import Masters
-from foretrain.model.nanogpt import NanoGPT
 from foretrain.model.step import TrainState, build, evaluation_loss, make_optimizer, train_step
 from foretrain.predict.spec import TOLD_APART
 from foretrain.predict.trace.names import Names

@@ -22,7 +22,7 @@ from torch.fx import Graph, GraphModule
 
 from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.trace import drive
-from foretrain.predict.trace.card import libraries, standin
+from foretrain.predict.trace.card import standin
 from foretrain.predict.trace.card.patches import Patches
 from foretrain.predict.trace.card.standin import StandIn
 from foretrain.predict.trace.card.torch_cuda import Card, Memory
@@ -161,7 +161,7 @@ def tracing(gpu: Gpu | None, *, compiled: bool, pads: bool = False, upper: bool 
             workspaces.patch_products(patches)  # Dynamo knows the real ones alone
         stack.enter_context(faster_fake_ops(compiled=compiled))
         names = stack.enter_context(drive.naming_allocations(tracer, compiled=compiled))
-        names.before_a_root = libraries.real_ways(patches, tracer.values)
+        names.before_a_root = standin.real_ways(patches, tracer.values)
         stack.enter_context(standin.watched_resizes(tracer.resized))
         stack.enter_context(tracer)
         yield Session(tracer, names, there, marks)

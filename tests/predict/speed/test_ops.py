@@ -16,7 +16,7 @@ from foretrain.config.shape import ModelShape
 from foretrain.hardware.catalogue import find
 from foretrain.hardware.cpu import cpu_device
 from foretrain.model import low_precision
-from foretrain.model.nanogpt import NanoGPT
+from foretrain.model.gpt2 import NanoGPT
 from foretrain.model.step import build
 from foretrain.predict.abstract import step as abstract_step
 from foretrain.predict.estimate.simulated_run import SimulatedRun

@@ -10,10 +10,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from foretrain.app.evaluating.subjects import of_run
+from foretrain.app.evaluation import of_run
 from foretrain.app.export import export
-from foretrain.app.exporting.card_facts import CardFacts, facts_of
-from foretrain.app.exporting.model_card import card_of, plain
+from foretrain.app.model_card import CardFacts, card_of, facts_of, plain
 from foretrain.base.errors import ExitCode, UserError
 from foretrain.runs.folder import RunDirectory
 from foretrain.runs.record import TrainedRun

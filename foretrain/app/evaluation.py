@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from foretrain.app.evaluating import subjects
-from foretrain.app.evaluating.asked import VALIDATION_TOKENS, Asked, Listen
-from foretrain.app.evaluating.subjects import OfRun, Subject, of_run
+from foretrain.app.evaluate import VALIDATION_TOKENS, Asked, Listen
 from foretrain.base.errors import UserError
-from foretrain.base.files import read_bytes
+from foretrain.base.files import read_bytes, read_text
 from foretrain.base.installation import Later
 from foretrain.base.records import Note
 from foretrain.base.units import MIB
+from foretrain.config.resolve import from_values
 from foretrain.data.token_reader import readers
 from foretrain.data.tokenizer import (
     ByteTokenizer,
@@ -28,11 +27,104 @@ from foretrain.data.tokenizer import (
     TiktokenTokenizer,
     Tokenizer,
     document_end,
+    tokenizer_of,
 )
 from foretrain.evaluation import harness, windows
-from foretrain.runs.folder import now
-from foretrain.runs.record import TrainedRun
+from foretrain.evaluation.windows import HubModel, OwnModel, Predictor
+from foretrain.model.language_model import make_model
+from foretrain.runs.folder import RunDirectory, now
+from foretrain.runs.record import TrainedRun, source_of
 from foretrain.runs.scores import Evaluation, Scores, TaskScore, TextScore
+from foretrain.training import checkpoint
+from foretrain.training.device import place
+from foretrain.training.exports.source import locate
+
+
+@dataclass(frozen=True)
+class OfRun:
+    """A checkpoint whose checksums are right, and its run. `skipped`: newer ones that are damaged, and why."""
+
+    directory: RunDirectory
+    record: TrainedRun
+    path: Path
+    step: int
+    skipped: tuple[str, ...] = ()
+
+    @property
+    def weights_sha256(self) -> str:
+        """As `weights_sha256` of its path."""
+        return weights_sha256(self.path)
+
+
+def weights_sha256(path: Path) -> str:
+    """Of a checkpoint, over the checksums of the files of its weights."""
+    listed = json.loads(read_text(path / checkpoint.MANIFEST))["files"]
+    digests = [listed[name]["sha256"] for name in checkpoint.files_of(path, "model")]
+    return hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
+def of_run(path: Path, *, best: bool) -> OfRun:
+    """The newest intact checkpoint of a run, its best one, or the checkpoint at this path. Raises UserError."""
+    found = locate(path, best=best)
+    step = checkpoint.read_progress(found.path).step
+    return OfRun(found.run, found.run.read_record(), found.path, step, found.skipped)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model on its device with its tokenizer. `begins`: the id before a text's first one; None: there is none."""
+
+    model: Predictor
+    words: Tokenizer
+    begins: int | None
+    device: str
+
+
+def device_of(wanted: str) -> torch.device:
+    """The device that is asked for; "auto": a card, if there is one. Raises UserError."""
+    return place(from_values({"device": wanted, "dtype": "float32", "compile": False}).config).device
+
+
+def _words(run: OfRun) -> Tokenizer:
+    words = tokenizer_of(run.record.dataset)
+    if words is None:
+        raise UserError("data.no_tokenizer", path=run.record.dataset.path)
+    return words
+
+
+def loaded(run: OfRun, device: str) -> Subject:
+    """The model of a checkpoint in single precision. Raises UserError where its tokenizer is not known."""
+    words = _words(run)
+    config, on = run.record.config, device_of(device)
+    model = make_model(config)
+    checkpoint.load_model(run.path, model)
+    return Subject(OwnModel(model.to(on), config.vocab_size), words, document_end(words), str(on))
+
+
+def is_hugging_face(path: Path) -> bool:
+    """Whether a folder holds a model of Hugging Face's, and no run."""
+    return (path / "config.json").is_file() and source_of(path) != "trained"
+
+
+def loaded_folder(folder: Path, device: str) -> Subject:
+    """The model of a Hugging Face folder in single precision. Raises UserError where it cannot be loaded."""
+    if not (folder / JsonTokenizer.FILE).is_file():
+        raise UserError("data.no_tokenizer_file", path=str(folder))
+    words = JsonTokenizer.load(folder)
+    on = device_of(device)
+    return Subject(HubModel(folder, on), words, _begins(folder, words), str(on))
+
+
+def _begins(folder: Path, words: JsonTokenizer) -> int:
+    """bos_token of tokenizer_config.json, else what separates texts."""
+    try:
+        said: Any = json.loads(read_text(folder / JsonTokenizer.SETTINGS)).get("bos_token")
+    except (OSError, ValueError, AttributeError):
+        said = None
+    name = said.get("content") if isinstance(said, dict) else said
+    id = words.id_of(name) if isinstance(name, str) else None
+    return words.separator if id is None else id
+
 
 _BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")  # a byte for which SentencePiece has no piece
 _SPACE = "\u2581"  # SentencePiece's
@@ -207,7 +299,7 @@ class _Found:
 def carry_out(asked: Asked) -> Evaluation:
     """What was found. Raises UserError."""
     run = None
-    if not subjects.is_hugging_face(asked.source):
+    if not is_hugging_face(asked.source):
         run = of_run(asked.source, best=asked.best)
     elif asked.best:
         raise UserError("usage.best_of_folder", path=str(asked.source))
@@ -215,7 +307,7 @@ def carry_out(asked: Asked) -> Evaluation:
         raise UserError("usage.nothing_to_evaluate", path=str(asked.source))
     documents = [read(path) for path in asked.texts]
     tasks = harness.find(asked.tasks, asked.include_path) if asked.tasks else None
-    found, device = _Found(run), str(subjects.device_of(asked.device))
+    found, device = _Found(run), str(device_of(asked.device))
     subject = None
     if documents or tasks is None:
         subject = _loaded(asked, run)
@@ -236,8 +328,8 @@ def _loaded(asked: Asked, run: OfRun | None) -> Subject:
     asked.listen("loading", {"path": str(asked.source)})
     if run is None:
         with harness.quiet(bars=asked.bars):
-            return subjects.loaded_folder(asked.source, asked.device)
-    return subjects.loaded(run, asked.device)
+            return loaded_folder(asked.source, asked.device)
+    return loaded(run, asked.device)
 
 
 def _run_tasks(
@@ -270,7 +362,7 @@ def _task_model(asked: Asked, run: OfRun | None, subject: Subject | None, device
     """(what lm-eval runs, how): its own model over a Hugging Face folder, of a run the run's model as it is."""
     if run is None:
         return harness.hugging_face(asked.source, device, asked.batch_size or ROWS), "folder"
-    own = subject or subjects.loaded(run, asked.device)
+    own = subject or loaded(run, asked.device)
     return _adapter.OwnLM(own.model, own.words, asked.batch_size, _progress(asked)), "model"
 
 

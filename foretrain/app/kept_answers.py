@@ -1,10 +1,4 @@
-"""Answers of the planner that are kept on disk, so that the command line gives them at once when they are asked again.
-
-An answer is kept under a hash of all that decides it: what was asked, the torch that it is for, the user's own cards,
-and all code that it comes from. So the answer of another version is never read. What a CPU does depends on the machine
-as it is now, and what a calibrated card does on what was measured here: neither is kept. The page keeps its answers in
-memory; those with advice are in advice.py.
-"""
+"""What the command line says beside a plan, kept on disk as plans.py has it."""
 
 import hashlib
 import os
@@ -15,14 +9,22 @@ from typing import Any, TypeVar
 
 import pydantic
 
+from foretrain.advice.advisor import short_list as shortened
+from foretrain.advice.asked import Asked
+from foretrain.advice.best import Best
+from foretrain.advice.first_answer import FirstAnswer, first_answer
+from foretrain.advice.record import Advices
+from foretrain.app import advise, limits
 from foretrain.base.cache import Cache
 from foretrain.base.records import Record
 from foretrain.config.options import RunConfig
 from foretrain.config.presets import GPT2_SHAPES
+from foretrain.config.resolve import ResolvedConfig
 from foretrain.hardware.catalogue import GPU_FILE_VARIABLE, Gpu, catalogue
 from foretrain.predict import software
 from foretrain.predict.plan import Plan
 from foretrain.predict.plan import plan as predict_plan
+from foretrain.predict.ranks import ClusterPlan
 
 Kept = TypeVar("Kept", bound=Record)
 MOST = 300  # answers, of some kilobytes each
@@ -65,3 +67,53 @@ def plan(config: RunConfig, gpu: Gpu, **given: Any) -> Plan:
     """The same as `predict.plan.plan`. Raises UserError as it does."""
     question = {"config": config.model_dump(mode="json"), "gpu": gpu.model_dump(mode="json"), "given": given}
     return answer("plan", question, gpu, config, Plan, lambda: predict_plan(config, gpu, **given))
+
+
+class ShortList(Record):
+    """What a plan's screen shows of advice; None where nothing pays."""
+
+    found: Advices | None
+
+
+def _of(plan: Plan | ClusterPlan) -> dict[str, Any]:
+    return {"plan": plan.model_dump(mode="json")}
+
+
+def first(plan: Plan, asked: Asked) -> FirstAnswer:
+    """The same as `advice.first_answer`."""
+    question = {**_of(plan), "asked": asked.model_dump(mode="json")}
+    return answer("first", question, plan.gpu, plan.config, FirstAnswer, lambda: first_answer(plan, asked))
+
+
+def short_list(plan: Plan) -> Advices | None:
+    """The same as `advice.advisor.short_list`, of the step that is meant."""
+
+    def make() -> ShortList:
+        return ShortList(found=shortened(plan, plan.step))
+
+    return answer("short", _of(plan), plan.gpu, plan.config, ShortList, make).found
+
+
+def base_plan(resolved: ResolvedConfig, gpu: str, used_by_others: str, price: str | None) -> Plan:
+    """The same as `app.advise.base_plan`. Raises UserError as it does."""
+    return advise.base_plan(resolved, gpu, used_by_others, price, by=plan)
+
+
+def advices(base: Plan, goal: str | None, price: str | None) -> Advices:
+    """The same as `app.advise.advices`. Raises UserError as it does."""
+
+    def make() -> Advices:
+        return advise.advices(base, goal, price)  # type: ignore[arg-type]
+
+    question = {**_of(base), "goal": goal, "price": price}
+    return answer("advices", question, base.gpu, base.config, Advices, make)
+
+
+def best(plan: Plan | ClusterPlan, asked: limits.Limits, listen: Callable[[int, int], None]) -> Best:
+    """The same as `app.limits.best_of`, of the step that is meant. Raises UserError as it does."""
+
+    def make() -> Best:
+        return limits.best_of(plan, asked, listen)
+
+    question = {**_of(plan), "limit": asked.limit().model_dump(mode="json"), "given": sorted(asked.given)}
+    return answer("best", question, plan.gpu, plan.config, Best, make)

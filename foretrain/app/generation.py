@@ -1,7 +1,7 @@
 """What it takes to generate text with a model. `foretrain.plan_inference` for Python."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,6 +18,7 @@ from foretrain.config.finetune.asked import is_asked
 from foretrain.config.hub.facts import ModelSource
 from foretrain.config.hub.source import find_source, model_named, unknown_model
 from foretrain.config.inference import WORDS, Inference, asked_with, parse_inference
+from foretrain.config.option import Option
 from foretrain.config.options import RunConfig
 from foretrain.config.presets import models
 from foretrain.config.resolve import ResolvedConfig, resolve
@@ -115,6 +116,7 @@ class GenerationRequest:
     words: tuple[str, ...]  # for the command that comes next
     gpu: str
     others: str
+    sources: Mapping[str, str] = field(default_factory=dict)  # of the options that were typed
     notes: tuple[Note, ...] = ()
     kind = "generation"
     explains_traced = False
@@ -125,15 +127,18 @@ class GenerationRequest:
     @classmethod
     def of(cls, words: Sequence[str], cards: Cards) -> "GenerationRequest":
         gpu, together = words_of_cards(cards, words, WORDS)
-        asked, typed, left, notes = parse_inference([*words, *together])
+        asked, typed, sources, left, notes = parse_inference([*words, *together])
         if not left:
             raise UserError("usage.inference_no_model", models=listed(list(models())))
         own = (*left, "--inference", *typed[: len(typed) - len(together)])
-        return cls(model_of_words(left), asked, own, gpu, cards.others, tuple(notes))
+        return cls(model_of_words(left), asked, own, gpu, cards.others, sources, tuple(notes))
 
     @property
     def name(self) -> str:
         return self.model.name
+
+    def settings(self, limits: Limits) -> tuple[Any, Mapping[str, Option], Mapping[str, str]]:
+        return self.asked, WORDS.options, self.sources
 
     def check(self, limits: Limits, *, look: str, traced: bool, largest: str) -> None:
         if largest and largest not in ("batch", "context", *self.aliases):

@@ -123,16 +123,18 @@ def target_of(
 
 
 def words_of_cards(cards: Cards, words: Sequence[str], vocabulary: Vocabulary) -> tuple[str, list[str]]:
-    """Return the card's name, and how many of it there are as words of the run. Raises UserError."""
+    """Return the names of cards, and how many there are of each as words of the run. Raises UserError."""
     if not cards.gpus:
         return cards.gpu, []
     for word in vocabulary.split(words):
         if word.key in ("world", "per_node"):
             raise UserError("usage.finetune_without.world_twice", option=word.name)
-    found = cluster(cards.gpus, cards.link, cards.network, lambda: targets(cards.gpu, "", RunConfig())[0].gpu)
+    first = cards.gpu.partition(",")[0]
+    found = cluster(cards.gpus, cards.link, cards.network, lambda: targets(first, "", RunConfig())[0].gpu)
     own = [f"--world={found.world}", *([f"--per-node={found.per_node}"] if found.nodes > 1 else [])]
     links = ((name, getattr(cards, name)) for name in ("link", "network"))
-    return found.gpu.name, [*own, *(f"--{name}={value}" for name, value in links if value)]
+    names = found.gpu.name if first == cards.gpu else cards.gpu
+    return names, [*own, *(f"--{name}={value}" for name, value in links if value)]
 
 
 def make_plan(

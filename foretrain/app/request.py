@@ -144,7 +144,7 @@ class CardsRequest(PretrainingRequest):
         super().check(limits, look=look, traced=traced, largest=largest)
 
     def plans(self, limits: Limits, step_s: float | None = None, logged_mfu: float | None = None) -> list[ClusterPlan]:
-        return [ranks.answer(self.resolved, self.cards, limits, step_s)]
+        return ranks.answers(self.resolved, self.cards, limits, step_s)
 
     def forecast(self, plan: Any) -> Forecast:
         return of_cluster(plan)
@@ -159,9 +159,12 @@ class CardsRequest(PretrainingRequest):
         super().write_snapshot(rank_of(plan), path, listen, look)
 
 
+GENERATES = "--inference"  # among the words of a run that generates text
+
+
 def kind_of(words: Sequence[str], cards: Cards, *, inference: bool = False) -> str:
     """Return the kind of run that these words mean."""
-    if inference:
+    if inference or GENERATES in words:
         return "generation"
     if not is_surely_asked(words) and finetuning.is_asked(words):
         return "fine-tuning"
@@ -172,7 +175,7 @@ def request_of(kind: str, words: Sequence[str], cards: Cards, data_tokens: str =
     """Return what these words ask of this kind of run. Raises UserError; ConfigError names every
     problem of a config."""
     if kind == "generation":
-        return generation.GenerationRequest.of(words, cards)
+        return generation.GenerationRequest.of([word for word in words if word != GENERATES], cards)
     if kind == "fine-tuning":
         return finetuning.FineTuningRequest.of(words, cards, data_tokens)
     return (CardsRequest if kind == "cards" else PretrainingRequest)(resolve(list(words)), cards)

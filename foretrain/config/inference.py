@@ -137,10 +137,11 @@ WORDS = Vocabulary(options_of(Inference))
 
 
 class ParsedInference(NamedTuple):
-    """What is asked, the words that say so, those that are the model's, and what is to be known of them."""
+    """What is asked, the words that say so, which word gave each option, the model's words, and notes."""
 
     asked: Inference
     typed: list[str]
+    sources: dict[str, str]
     left: list[str]
     notes: tuple[Note, ...]
 
@@ -163,7 +164,7 @@ def parse_inference(words: Sequence[str]) -> ParsedInference:
             except NotPlanned:
                 raise bad_value(option, word.value, value_as_written(word.value), word.written) from None
     notes = tuple(Note(id="typed_twice", values=each) for each in typed.twice)
-    return ParsedInference(Inference.model_validate(typed.values), typed_words, left, notes)
+    return ParsedInference(Inference.model_validate(typed.values), typed_words, typed.sources, left, notes)
 
 
 def asked_with(values: Mapping[str, Any]) -> Inference:

@@ -247,6 +247,8 @@ def _plan(asked: Asked, one: SourceRequest) -> Document:
     made, *more = request.plans(Limits(asked.price, given=request.given))
     if more:
         raise UserError("usage.report_cards", count=1 + len(more))
+    if asked.exact and not hasattr(request, "traced"):
+        raise UserError("usage.inference_without", option="--exact")
     if isinstance(made, Plan):
         return _of_plan(made, asked, _tuning(request.files[-1].with_suffix(".json")) if request.files else None)
     return document_of(request.traced(made, asked.listen, Look()) if asked.exact else made)

@@ -380,6 +380,17 @@ def test_other_forms(form: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "run", [["gpt2-124m", "--compile=False"], ["llama-3.2-1b", "--method=lora"], ["llama-3.2-1b", "--inference"]]
+)
+def test_a_count_of_several_cards_is_planned_on_each(run: list[str]) -> None:
+    both = json.loads(foretrain("plan", *run, "--gpus", "2", "--gpu", "4090,3060", "--json").stdout)["plans"]
+    for made, card in zip(both, ("RTX 4090", "RTX 3060 12GB"), strict=True):
+        alone = json.loads(foretrain("plan", *run, "--gpus", f"2 x {card}", "--json").stdout)
+        assert made["needed_bytes"] > 0
+        assert made == {key: alone[key] for key in made}
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         (["--gpus", PAIR, "--best"], "--best needs a limit"),
@@ -395,6 +406,9 @@ def test_other_forms(form: str) -> None:
         (["--gpus", PAIR, "--optimizer=muon", "--strategy=fsdp"], "whole"),
         (["--gpus", PAIR, "--eval_only=true"], "eval_only trains nothing"),
         (["--gpus", "3 x RTX 4090"], "63 (516,096)"),
+        (["--gpus", "2", "--gpu", "4090,3060", "--step-time", "9"], "speed of one device"),
+        (["--gpus", "2", "--gpu", "4090,3060", "--write-job", "slurm"], "--write-job answer for one card"),
+        (["--gpus", "2", "--smallest-card", "--logged-mfu", "30"], "--logged-mfu"),
     ],
 )
 def test_nonsense_on_several_cards_is_refused_in_a_sentence(words: list[str], said: str) -> None:

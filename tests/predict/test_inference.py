@@ -307,7 +307,7 @@ def test_held_out_published_speeds_are_met() -> None:
 
 
 def test_words_and_models() -> None:
-    asked, _, left, _ = parse_inference(
+    asked, _, _, left, _ = parse_inference(
         ["my.toml", "--context=32k", "--n_layer=2", "--weights", "Q4-K-M", "--batch", "1_0"]
     )
     assert (asked.context, asked.weights, asked.batch, left) == (32_768, "Q4-K-M", 10, ["my.toml", "--n_layer=2"])
@@ -505,3 +505,19 @@ def test_what_nvidia_smi_shows_is_explained() -> None:
     assert "KV cache" in foretrain(*words, "--explain").stdout
     refused = foretrain(*words, "--observed", "3GiB")
     assert (refused.returncode, "--explain" in refused.stderr) == (2, True)
+
+
+def test_options_of_generating_text_say_where_they_come_from() -> None:
+    words = ("llama-3.2-1b", "--inference", "--ctx", "8k", "--gpus", "2 x 3060")
+    shown = json.loads(foretrain("plan", *words, "--show-config", "--json").stdout)
+    assert (shown["config"]["context"], shown["config"]["world"]) == (8192, 2)
+    assert (shown["sources"]["context"], shown["sources"]["kv"]) == ("--ctx", "default")
+
+
+def test_report_of_generating_text_has_the_figures_of_plan(tmp_path: Path) -> None:
+    words = ("llama-3.2-1b", "--inference", "--context=8k")
+    foretrain("report", *words, "--gpu", "3060", "--out", str(tmp_path / "text.html"))
+    plan = json.loads(foretrain("plan", *words, "--gpu", "3060", "--json").stdout)
+    assert f"{plan['needed_bytes'] / 2**30:.2f} GiB" in (tmp_path / "text.html").read_text("utf-8")
+    refused = foretrain("report", *words, "--gpu", "3060", "--exact", "--out", str(tmp_path / "traced.html"))
+    assert (refused.returncode, "--exact is about training" in refused.stderr) == (2, True)

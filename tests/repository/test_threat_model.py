@@ -21,7 +21,7 @@ RUNS_CODE = {
     ("predict/abstract/programs.py", "builtins.__import__"): "what that code imports",
     ("model/techniques/__init__.py", "__import__"): "our own files",
     ("runs/formats/__init__.py", "__import__"): "our own files",
-    ("predict/trace/autotuning.py", "eval"): "a text that Inductor made in this process",
+    ("predict/trace/compiled.py", "eval"): "a text that Inductor made in this process",
     ("predict/trace/elsewhere.py", "runpy.run_path"): "the script that `foretrain.trace` was asked to trace",
     ("predict/trace/forked.py", "pickle.loads"): "what our own forked child says",
     ("base/files.py", "pickle.Unpickler"): "the restricted reader, which knows no names",

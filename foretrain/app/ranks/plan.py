@@ -1,13 +1,14 @@
 """A plan for several cards: `foretrain plan CONFIG --gpus "2 x RTX 4090"`, and `foretrain.plan_cluster` for Python."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from foretrain.advice.advisor import advise
 from foretrain.advice.record import Advices
 from foretrain.advice.rules.base import Goal
 from foretrain.app.exact import Listen, settings_of
-from foretrain.app.limits import Limits, priced, prices_of
+from foretrain.app.limits import Limits, check_limits, priced, prices_of
 from foretrain.app.plan import Cards, Config, check_speed, make_plan, resolved_of, target_of
 from foretrain.base.errors import UserError
 from foretrain.config.options import RunConfig
@@ -49,17 +50,22 @@ def _card(gpu: str | Gpu, config: RunConfig) -> Gpu:
     return gpu if isinstance(gpu, Gpu) else target_of(gpu, None, config).gpu
 
 
-def answer(resolved: ResolvedConfig, cards: Cards, limits: Limits, step_s: float | None = None) -> ClusterPlan:
-    """The plan that the command line asks for; a rent is that of each card. `step_s`: seconds of a step in a log.
-    Raises UserError."""
+def answers(resolved: ResolvedConfig, cards: Cards, limits: Limits, step_s: float | None = None) -> list[ClusterPlan]:
+    """Return the plan for the count of each card of --gpu; a rent is that of one card. `step_s`: seconds of a step in a
+    log. Raises UserError."""
     check_speed("--step-time", step_s)
     resolved = priced(resolved, limits)
-    found = cluster(cards.gpus, cards.link, cards.network, lambda: _card(cards.gpu, resolved.config))
-    (rent,) = prices_of(limits, resolved.config, [found.gpu])
-    config = resolved.config.model_copy(update={"price_per_hour": rent})
+    named = cards.gpu.split(",")
+    check_limits(limits, len(named), traces=False)
+    if len(named) > 1 and step_s is not None:
+        raise UserError("usage.one_speed", option="--step-time", count=len(named))
+    found = [cluster(cards.gpus, cards.link, cards.network, partial(_card, name, resolved.config)) for name in named]
     others = stated_bytes(cards.others, "--used-by-others") if cards.others else 0
-    made = make_cluster_plan(replace(resolved, config=config), found, others)
-    return made if step_s is None else timed(made, step_s)
+    made = []
+    for each, rent in zip(found, prices_of(limits, resolved.config, [each.gpu for each in found]), strict=True):
+        config = resolved.config.model_copy(update={"price_per_hour": rent})
+        made.append(make_cluster_plan(replace(resolved, config=config), each, others))
+    return made if step_s is None else [timed(made[0], step_s)]
 
 
 def make_cluster_plan(resolved: ResolvedConfig, cards: Cluster, used_by_others_bytes: int = 0) -> ClusterPlan:

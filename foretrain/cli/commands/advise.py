@@ -29,8 +29,8 @@ from foretrain.cli.common import (
     print_json,
 )
 from foretrain.cli.planning import exact as plan_exact
-from foretrain.cli.planning import limits as plan_limits
 from foretrain.cli.planning import options, reading
+from foretrain.cli.planning import printing as plan_print
 from foretrain.cli.planning.exact import Depth
 from foretrain.config import nanogpt_file, writer
 from foretrain.config.microbatches import TOTAL
@@ -53,9 +53,9 @@ def write(
     sources = [file for file in resolved.files if file.suffix == ".py"]
     text = "\n".join(bounded.read_bytes(file, nanogpt_file.MAX_BYTES).decode("utf-8-sig") for file in sources)
     told = (f"{option}: {before[option]}" for option in changes)
-    lines: Sequence[str] = [*plan_limits.origin(asked), *told]
+    lines: Sequence[str] = [*plan_print.origin(asked), *told]
     writer.write_text(writer.nanogpt_text(text, {**_typed(resolved), **changes}, lines), path)
-    plan_limits.tell_written(path, quiet=asked.quiet)
+    plan_print.tell_written(path, quiet=asked.quiet)
 
 
 def _typed(resolved: ResolvedConfig) -> dict[str, Any]:
@@ -235,7 +235,7 @@ def write_changed(
             raise UserError("usage.advise_needs_foretrain", number=number, path=str(path), command=command)
         write(resolved, {s.option: s.after for s in changes}, before, path, asked)
     else:
-        plan_limits.write_config(with_settings(base.config, advice.settings), path, asked, before)
+        plan_print.write_config(with_settings(base.config, advice.settings), path, asked, before)
     return _does_not_fit(base, found, advice, path)
 
 

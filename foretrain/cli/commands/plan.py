@@ -13,12 +13,10 @@ from foretrain.base.messages import option_help, option_unit
 from foretrain.cli.command import OF_CONFIG, command, flag, json_option, option, quiet_option, words_argument
 from foretrain.cli.common import OUT, need_one_of, print_json
 from foretrain.cli.planning import exact as plan_exact
-from foretrain.cli.planning import limits as plan_limits
 from foretrain.cli.planning import options, reading
 from foretrain.cli.planning import printing as plan_print
 from foretrain.cli.planning.exact import Depth
-from foretrain.cli.planning.limits import tell_written
-from foretrain.cli.planning.printing import Form
+from foretrain.cli.planning.printing import Form, tell_written
 from foretrain.predict.largest import Largest
 from foretrain.predict.trace import interpreter
 from foretrain.reports import text
@@ -209,7 +207,7 @@ def plan_command(
         need_one_of("--write-job", write_job, tuple(JOB_KINDS))
     with interpreter.use_interpreter(python):
         plans = request.plans(limits, step_time, logged_mfu)
-        _check_count(plans, depth, limits, as_json=as_json)
+        _check_count(plans, depth, limits, alone=bool(write_job) or (bool(largest) and as_json))
         answered, found = _answered(request, plans, limits, depth, form)
     if write_job:
         tell_written(write_job_of(write_job, plans[0], words), quiet=quiet)
@@ -219,10 +217,11 @@ def plan_command(
         plan_print.check(answered)
 
 
-def _check_count(plans: list[Any], depth: Depth, limits: Limits, *, as_json: bool) -> None:
-    """Raise UserError for what can only be asked of one card, and for readings that no card can show."""
+def _check_count(plans: list[Any], depth: Depth, limits: Limits, *, alone: bool) -> None:
+    """Raise UserError for what can only be asked of one card, and for readings that no card can show. `alone`: one card
+    is needed in any case."""
     plan_exact.check_readings(depth, [plan.gpu for plan in plans])
-    one = depth.looks or depth.smallest_card or (depth.largest and (limits.asks or as_json))
+    one = depth.looks or depth.smallest_card or alone or (depth.largest and limits.asks)
     if one and len(plans) > 1:
         raise UserError("usage.one_card", count=len(plans))
 
@@ -247,7 +246,7 @@ def _answered(
     if depth.explain:
         plan_exact.explain_command(request, plans[0], depth, as_json=form.as_json)
     elif limits.asks and len(plans) == 1:
-        plan_limits.answer(request, plans[0], limits, form, found)
+        plan_print.answer(request, plans[0], limits, form, found)
     else:
         plan_print.plans(plans, form, limits)
     return plans, found

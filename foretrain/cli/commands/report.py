@@ -29,7 +29,9 @@ foretrain report out-a out-b --out ab.html              (a comparison)
 
 foretrain report b1.log+b1.py b2.log+b2.py --gpu 4070 --open
 
-foretrain report gpt2-124m --gpus "2 x RTX 4090"        (a plan for several cards)"""
+foretrain report gpt2-124m --gpus "2 x RTX 4090"        (a plan for several cards)
+
+foretrain report llama-3.1-8b --inference --gpu 3060    (a plan of generating text)"""
 
 
 @command("report", EPILOG, **OF_CONFIG)

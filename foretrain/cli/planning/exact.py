@@ -25,7 +25,6 @@ else:  # a plan without traces does not wait for what they add
     exact, line = Later("foretrain.app.exact"), Later("foretrain.reports.views.line")
 
 EXPLAIN_SCHEMA = "foretrain.explanation/1"
-LARGEST_SCHEMA = "foretrain.largest/1"
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ gpu = option(
 )
 gpus = option(
     "--gpus CARDS",
-    "Cards that train one model together, such as '2 x RTX 4090' or '2 nodes x 8 x A100'; a count alone is of the card "
-    "of --gpu.",
+    "Cards that train one model together, such as '2 x RTX 4090' or '2 nodes x 8 x A100'; a count alone is of each "
+    "card of --gpu.",
     default="",
 )
 link = option(

@@ -1,9 +1,13 @@
 """How `foretrain plan` prints its answer: a dozen lines, --full, --oneline, or --json."""
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, NoReturn, cast
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from click.exceptions import Exit
 
@@ -13,15 +17,20 @@ from foretrain.advice.finetune import advices
 from foretrain.app import kept_answers as kept_advice
 from foretrain.app.finetune import searched
 from foretrain.app.finetuning.limits import cards as cards_of
+from foretrain.app.limits import Limits
 from foretrain.base.errors import UserError
 from foretrain.base.installation import Later
 from foretrain.base.messages import printable, say
-from foretrain.cli.common import OUT, print_error, print_json, working
+from foretrain.cli.common import ERR, OUT, print_error, print_json, working
+from foretrain.config import writer as config_writer
+from foretrain.config.options import RunConfig
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.forecast import AnyPlan
 from foretrain.predict.inference.plan import InferencePlan
+from foretrain.predict.largest import Largest
 from foretrain.predict.plan import SCHEMA, Plan
-from foretrain.predict.ranks import ClusterPlan
+from foretrain.predict.ranks import ClusterPlan, rank_of
+from foretrain.predict.within import Within, within
 from foretrain.reports import text
 from foretrain.reports.document import Document, Message, Screen
 from foretrain.reports.views import first as first_view
@@ -53,6 +62,7 @@ else:  # each answer waits for its own view alone
     tuned_view, finetune_view, whole_view = (
         Later(f"foretrain.reports.views.finetune.{name}") for name in ("limits", "screen", "whole")
     )
+
 
 WITHIN_SCHEMA = "foretrain.within/1"
 BEST_SCHEMA = "foretrain.best/1"
@@ -187,7 +197,7 @@ def _cards(found: list[Plan], form: Form) -> None:
         screen(first_view.cards(found, choice, form.asked))
 
 
-def within(plan: AnyPlan, found: "Within", form: Form, largest: "Largest | None" = None) -> None:
+def print_within(plan: AnyPlan, found: "Within", form: Form, largest: "Largest | None" = None) -> None:
     """Print the answer of --within and --tokens. `largest`: with the largest value of an option, as --largest found."""
     then = found.plan
     if form.as_json:
@@ -203,7 +213,7 @@ def within(plan: AnyPlan, found: "Within", form: Form, largest: "Largest | None"
         _shown(limits_view.within(plan, found) if form.full else first_view.within(plan, found, form.asked))
 
 
-def best(plan: Plan, found: "Best", form: Form) -> None:
+def print_best(plan: Plan, found: "Best", form: Form) -> None:
     if form.as_json:
         print_json(found.to_json(schema=BEST_SCHEMA))
         return
@@ -226,3 +236,54 @@ def exit_with(error: UserError) -> NoReturn:
     """Exit with an error beside the answer that is printed already."""
     print_error(error, as_json=False)
     raise Exit(int(error.exit_code))
+
+
+def write_config(config: RunConfig, path: Path, asked: Asked, before: dict[str, str] | None = None) -> None:
+    """The config as a file that `plan` and `train` read: what differs from the defaults, and where it is from."""
+    config_writer.write_text(config_writer.short_toml(config, origin(asked), before), path)
+    tell_written(path, quiet=asked.quiet)
+
+
+def origin(asked: Asked) -> tuple[str, ...]:
+    """What a written file says of where it is from."""
+    command = shlex.join(("foretrain", asked.command, *asked.words, *asked.card_options()))
+    return (say("written.origin", command=command, version=version("foretrain")),)
+
+
+def tell_written(path: Path, *, quiet: bool) -> None:
+    if not quiet:
+        ERR.print(printable(say("within.written", path=str(path))), soft_wrap=True, markup=False)
+
+
+def write_steps(plan: Plan | ClusterPlan, found: Within, path: Path, asked: Asked) -> None:
+    """The config of a plan with the steps that fit in a limit, as a file."""
+    assert not isinstance(found.plan, FineTunePlan)
+    before = {name: say("written.was", value=str(getattr(plan.config, name))) for name in found.changed}
+    write_config(found.plan.config, path, asked, before)
+
+
+@contextmanager
+def _progress(quiet: bool) -> Iterator[Callable[[int, int], None]]:
+    """A line on stderr that counts; nothing where nobody watches."""
+    if quiet or not ERR.is_terminal:
+        yield lambda done, of: None
+        return
+    with ERR.status(say("best.searching", share=0.0)) as status:
+        yield lambda done, of: status.update(say("best.searching", share=done / of))
+
+
+def answer(request: Any, plan: AnyPlan, limits: Limits, form: Form, largest: Largest | None = None) -> None:
+    """Answer the inverse question that was asked. `largest`: what --largest found before."""
+    if limits.best:
+        assert isinstance(plan, Plan | ClusterPlan)
+        with _progress(form.asked.quiet) as listen:
+            best = kept_advice.best(plan, limits, listen)
+        if limits.write is not None:
+            write_config(best.candidates[0].config, limits.write, form.asked)
+        print_best(rank_of(plan) if isinstance(plan, ClusterPlan) else plan, best, form)
+        return
+    found = within(request.forecast(plan), limits.limit())
+    if limits.write is not None:
+        assert isinstance(plan, Plan | ClusterPlan)
+        write_steps(plan, found, limits.write, form.asked)
+    print_within(plan, found, form, largest)

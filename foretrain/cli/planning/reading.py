@@ -27,7 +27,19 @@ FINE_TUNING = {
     "advise": {"trainer": "trainer", "apply": "apply", "write": "apply"},
 }
 # Options of one card, which --smallest-card cannot have beside it.
-NOT_OF_CARDS = ("exact", "explain", "largest", "snapshot", "check", "within", "tokens", "best", "step_time", "full")
+NOT_OF_CARDS = (
+    "exact",
+    "explain",
+    "largest",
+    "snapshot",
+    "check",
+    "within",
+    "tokens",
+    "best",
+    "step_time",
+    "logged_mfu",
+    "full",
+)
 ANY_CARD = "RTX 4090"  # where the question names no card: all of the catalogue are tried
 ANY_KIND = (
     "gpu",
@@ -44,7 +56,18 @@ ANY_KIND = (
     "gpu_file",
 )
 GENERATION = {  # which options go with generating text
-    "plan": ("inference", "largest", "smallest_card", "explain", "observed", "process", "check", "oneline", *ANY_KIND),
+    "plan": (
+        "inference",
+        "largest",
+        "smallest_card",
+        "explain",
+        "observed",
+        "process",
+        "check",
+        "oneline",
+        "show_config",
+        *ANY_KIND,
+    ),
     "advise": ("goal", "top", *ANY_KIND),
 }
 
@@ -70,9 +93,7 @@ def read(context: click.Context, words: list[str]) -> PlanRequest:
             raise UserError("usage.smallest_alone", option=spelled(others))
         gpu = gpu if is_typed(context, "gpu") else ANY_CARD
     cards = Cards(given["gpus"], gpu, given["link"], given["network"], given["others"])
-    inference = given.get("inference", False) or "--inference" in words
-    words = [word for word in words if word != "--inference"]
-    kind = kind_of(words, cards, inference=inference)
+    kind = kind_of(words, cards, inference=given.get("inference", False))
     if not is_surely_asked(words) and kind != "generation":
         print_said(finetune.how_chosen(words), quiet=given["quiet"])
     _check_options(context, kind)
@@ -119,7 +140,7 @@ def check_cards(context: click.Context) -> None:
     for name in () if given["gpus"] else OWN:
         if given.get(name):
             raise UserError("usage.needs_gpus", option=spelled(name))
-    if given["gpus"] and is_typed(context, "gpu") and (not given["gpus"].strip().isdigit() or "," in given["gpu"]):
+    if given["gpus"] and is_typed(context, "gpu") and not given["gpus"].strip().isdigit():
         raise UserError("usage.cluster_two", gpus=given["gpus"][:80], gpu=given["gpu"][:80])
 
 

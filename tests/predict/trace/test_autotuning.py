@@ -10,8 +10,8 @@ from foretrain.hardware.catalogue import find
 from foretrain.predict.allocator.replay import replay
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.trace import self_test
-from foretrain.predict.trace.autotuning import Autotuning, KernelConfigs, by_triton, kernel_configs
 from foretrain.predict.trace.card.torch_cuda import Card, Memory
+from foretrain.predict.trace.compiled import Autotuning, KernelConfigs, by_triton, kernel_configs
 from foretrain.predict.trace.service import SHAPING_VARIABLES, Request, key_of
 from foretrain.predict.trace.tracer import Tracer
 

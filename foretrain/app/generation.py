@@ -29,8 +29,7 @@ from foretrain.predict.forecast import Forecast, Placement
 from foretrain.predict.generation import Generation
 from foretrain.predict.inference.plan import InferencePlan, plan
 from foretrain.predict.timing import PRICES
-from foretrain.runs.folder import RunDirectory
-from foretrain.runs.record import source_of
+from foretrain.runs.record import TrainedRun, read, source_of
 
 
 def plan_inference(
@@ -86,7 +85,9 @@ def model_of_words(words: Sequence[str]) -> ModelSource:
     """That of words of the command line. Raises UserError; ConfigError names every problem of a config."""
     first = words[0] if words else ""
     if first and source_of(Path(first)) == "trained":
-        return _source_of_run(RunDirectory(Path(first)).read_record().config, first)
+        record = read(Path(first))
+        assert isinstance(record, TrainedRun)
+        return _source_of_run(record.config, first)
     if first and (is_asked([first]) or model_named(first)):
         if len(words) > 1:
             raise UserError("usage.inference_unknown_word", word=words[1][:40])
@@ -123,13 +124,15 @@ class GenerationRequest:
     given: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, words: Sequence[str], cards: Cards) -> "GenerationRequest":
+    def of(cls, words: Sequence[str], cards: Cards, model: ModelSource | None = None) -> "GenerationRequest":
         gpu, together = words_of_cards(cards, words, WORDS)
         asked, typed, left, notes = parse_inference([*words, *together])
         if not left:
             raise UserError("usage.inference_no_model", models=listed(list(models())))
         own = (*left, "--inference", *typed[: len(typed) - len(together)])
-        return cls(model_of_words(left), asked, own, gpu, cards.others, tuple(notes))
+        if model is not None and len(left) > 1:
+            raise UserError("usage.inference_unknown_word", word=left[1][:40])
+        return cls(model or model_of_words(left), asked, own, gpu, cards.others, tuple(notes))
 
     @property
     def name(self) -> str:
@@ -147,6 +150,9 @@ class GenerationRequest:
     def forecast(self, plan: InferencePlan) -> Forecast:
         where = Placement(plan.gpu, plan.used_by_others_bytes)
         return Forecast(Generation(self.model, plan.asked), where, plan)
+
+    def advices(self, plan: InferencePlan, goal: Goal | None) -> Advices:
+        return advise(plan, goal)
 
     def explained(self, plan: InferencePlan, listen: Listen, look: Look) -> FineTuneExplanation:
         return explain_generation(plan, look.observed_bytes, look.process_bytes)

@@ -5,10 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from foretrain.advice.record import Advices
+from foretrain.advice.rules.base import Goal
 from foretrain.analysis.finetune_memory import FineTuneExplanation, explain
 from foretrain.app import exact
 from foretrain.app.finetune import traced
 from foretrain.app.finetuning import limits as limits_of
+from foretrain.app.finetuning.advise import advice
 from foretrain.app.finetuning.question import FineTuneQuestion, question
 from foretrain.app.limits import Limits, check_limits
 from foretrain.app.plan import Cards, Listen, Look, words_of_cards
@@ -17,6 +20,7 @@ from foretrain.base.records import Note
 from foretrain.config.finetune.asked import is_asked
 from foretrain.config.finetune.options import FINETUNE_OPTIONS
 from foretrain.config.finetune.words import WORDS
+from foretrain.config.hub.facts import ModelSource
 from foretrain.config.option import Option
 from foretrain.predict.finetune.plan import FineTunePlan, replanned
 from foretrain.predict.finetuning import of_plan
@@ -42,10 +46,12 @@ class FineTuningRequest:
     given: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, words: Sequence[str], cards: Cards, data_tokens: str = "") -> "FineTuningRequest":
+    def of(
+        cls, words: Sequence[str], cards: Cards, data_tokens: str = "", model: ModelSource | None = None
+    ) -> "FineTuningRequest":
         gpu, together = words_of_cards(cards, words, WORDS)
         data = [f"--dataset-tokens={data_tokens}"] if data_tokens else []
-        return cls(question(words[0], [*words[1:], *data, *together]), gpu, cards.others)
+        return cls(question(words[0], [*words[1:], *data, *together], model), gpu, cards.others)
 
     @property
     def name(self) -> str:
@@ -71,6 +77,9 @@ class FineTuningRequest:
 
     def forecast(self, plan: FineTunePlan) -> Forecast:
         return of_plan(plan)
+
+    def advices(self, plan: FineTunePlan, goal: Goal | None) -> Advices:
+        return advice(plan, goal)
 
     def with_option(self, plan: FineTunePlan, option: str, value: int) -> FineTunePlan:
         return replanned(plan, **{option: value})

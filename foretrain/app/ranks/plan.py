@@ -8,11 +8,12 @@ from foretrain.advice.record import Advices
 from foretrain.advice.rules.base import Goal
 from foretrain.app.exact import Listen, settings_of
 from foretrain.app.limits import Limits, priced, prices_of
-from foretrain.app.plan import Cards, Config, check_speed, make_plan, resolved_of, target_of
+from foretrain.app.plan import Cards, Config, DataOf, check_speed, make_plan, resolved_of, target_of
 from foretrain.base.errors import UserError
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import ResolvedConfig
 from foretrain.config.sharing import micro_batch_choices
+from foretrain.data.corpus import data_of_config
 from foretrain.hardware import devices
 from foretrain.hardware.catalogue import Gpu, stated_bytes
 from foretrain.hardware.cluster import Cluster, cluster
@@ -49,7 +50,9 @@ def _card(gpu: str | Gpu, config: RunConfig) -> Gpu:
     return gpu if isinstance(gpu, Gpu) else target_of(gpu, None, config).gpu
 
 
-def answer(resolved: ResolvedConfig, cards: Cards, limits: Limits, step_s: float | None = None) -> ClusterPlan:
+def answer(
+    resolved: ResolvedConfig, cards: Cards, limits: Limits, step_s: float | None, data_of: DataOf
+) -> ClusterPlan:
     """The plan that the command line asks for; a rent is that of each card. `step_s`: seconds of a step in a log.
     Raises UserError."""
     check_speed("--step-time", step_s)
@@ -58,20 +61,23 @@ def answer(resolved: ResolvedConfig, cards: Cards, limits: Limits, step_s: float
     (rent,) = prices_of(limits, resolved.config, [found.gpu])
     config = resolved.config.model_copy(update={"price_per_hour": rent})
     others = stated_bytes(cards.others, "--used-by-others") if cards.others else 0
-    made = make_cluster_plan(replace(resolved, config=config), found, others)
+    made = make_cluster_plan(replace(resolved, config=config), found, others, data_of)
     return made if step_s is None else timed(made, step_s)
 
 
-def make_cluster_plan(resolved: ResolvedConfig, cards: Cluster, used_by_others_bytes: int = 0) -> ClusterPlan:
+def make_cluster_plan(
+    resolved: ResolvedConfig, cards: Cluster, used_by_others_bytes: int = 0, data_of: DataOf = data_of_config
+) -> ClusterPlan:
     """The plan of a resolved config on a cluster. Raises UserError."""
     _check(resolved, cards)
     resolved = replace(resolved, trainer="foretrain")  # whose step ranks share
     target = devices.checked(cards.gpu, used_by_others_bytes)
     if not resolved.config.auto_batch_size:
-        return with_pays(share(make_plan(resolved, target), cards, resolved.sources))
+        return with_pays(share(make_plan(resolved, target, data_of=data_of), cards, resolved.sources))
     found = None
     for config in micro_batch_choices(resolved.config, cards.world):
-        found = share(make_plan(replace(resolved, config=config), target), cards, resolved.sources)
+        plan = make_plan(replace(resolved, config=config), target, data_of=data_of)
+        found = share(plan, cards, resolved.sources)
         if found.best is not None and found.verdict == "fits":
             break
     assert found is not None  # one sequence at a time is always among them

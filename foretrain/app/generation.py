@@ -28,7 +28,6 @@ from foretrain.predict.energy import Prices
 from foretrain.predict.forecast import Forecast, Placement
 from foretrain.predict.generation import Generation
 from foretrain.predict.inference.plan import InferencePlan, plan
-from foretrain.predict.timing import PRICES
 from foretrain.runs.record import TrainedRun, read, source_of
 
 
@@ -45,7 +44,8 @@ def plan_inference(
     """
     stated = stated_bytes(used_by_others, "used_by_others") if isinstance(used_by_others, str) else used_by_others
     target = devices.checked(gpu, stated) if isinstance(gpu, Gpu) else devices.target(gpu, stated or None)
-    return planned(model_named_by(source), asked_with(options), target)
+    model, asked = model_named_by(source), asked_with(options)
+    return plan(model, asked, target.gpu, used_by_others_bytes=target.used_by_others_bytes)
 
 
 def advise_inference(source: Config, gpu: str | Gpu = "auto", *, goal: Goal | None = None, **options: Any) -> Advices:
@@ -55,22 +55,6 @@ def advise_inference(source: Config, gpu: str | Gpu = "auto", *, goal: Goal | No
     be planned.
     """
     return advise(plan_inference(source, gpu, **options), goal)
-
-
-def planned(model: ModelSource, asked: Inference, target: devices.Target, prices: Prices = PRICES) -> InferencePlan:
-    """The forecast on a target. Raises UserError."""
-    return plan(model, asked, target.gpu, used_by_others_bytes=target.used_by_others_bytes, prices=prices)
-
-
-def plans(
-    model: ModelSource, asked: Inference, targets: Sequence[devices.Target], price: str | None
-) -> list[InferencePlan]:
-    """The forecast on each target, with its own rent where one is given for it. Raises UserError."""
-    limits = Limits(price=price)
-    config = priced(resolve([]), limits).config
-    rents = prices_of(limits, config, [target.gpu for target in targets])
-    prices = [Prices.of(config).model_copy(update={"price_per_hour": rent}) for rent in rents]
-    return [planned(model, asked, target, each) for target, each in zip(targets, prices, strict=True)]
 
 
 def model_named_by(source: Config) -> ModelSource:
@@ -145,7 +129,15 @@ class GenerationRequest:
     def plans(
         self, limits: Limits, step_s: float | None = None, logged_mfu: float | None = None
     ) -> list[InferencePlan]:
-        return plans(self.model, self.asked, targets(self.gpu, self.others, RunConfig()), limits.price)
+        found = targets(self.gpu, self.others, RunConfig())
+        limits = Limits(price=limits.price)
+        config = priced(resolve([]), limits).config
+        rents = prices_of(limits, config, [target.gpu for target in found])
+        prices = [Prices.of(config).model_copy(update={"price_per_hour": rent}) for rent in rents]
+        return [
+            plan(self.model, self.asked, target.gpu, used_by_others_bytes=target.used_by_others_bytes, prices=each)
+            for target, each in zip(found, prices, strict=True)
+        ]
 
     def forecast(self, plan: InferencePlan) -> Forecast:
         where = Placement(plan.gpu, plan.used_by_others_bytes)

@@ -8,7 +8,6 @@ from pydantic import Field, StrictStr
 
 from foretrain.app.limits import Limits
 from foretrain.app.plan import Look
-from foretrain.app.request import PlanRequest
 from foretrain.base import messages
 from foretrain.base.errors import UserError
 from foretrain.base.messages import printable, say
@@ -18,7 +17,7 @@ from foretrain.config.resolve import from_text, resolve, to_toml
 from foretrain.reports.document import Message
 from foretrain.web.answers import SCHEMA, Made, advice_json, answered, cards_json, plan_json
 from foretrain.web.fields import form_json
-from foretrain.web.form import Form, Kind, Text, command, compared, request_for, words_of
+from foretrain.web.form import Form, Kind, Text, compared, line_of
 from foretrain.web.language import spoken
 
 MOST_CHANGES = 8
@@ -42,23 +41,20 @@ def start(no_exact: str, no_runs: str = "") -> dict[str, Any]:
     return {"schema": SCHEMA, **spoken(), "no_exact": no_exact, "no_runs": no_runs}
 
 
-def planned(form: Form) -> tuple[PlanRequest, Any]:
-    """Return the request of a form with its plan. Raises UserError."""
-    request = request_for(form)
-    return request, request.plans(Limits())[0]
-
-
 def plan(form: Form) -> Made:
     """The plan of a form, estimated. Raises UserError."""
-    return 200, {**plan_json(*planned(form)), "command": command(form)}
+    line = line_of(form)
+    request = line.request()
+    (found,) = request.plans(Limits())
+    return 200, {**plan_json(request, found), "command": line.command()}
 
 
 def to_trace(form: Form) -> tuple[Any, Any]:
     """Return the request of a form with its plan, where such a run is traced. Raises UserError."""
-    request, found = planned(form)
+    request = line_of(form).request()
     if not hasattr(request, "traced"):
         raise UserError("usage.inference_without", option="--exact")
-    return request, found
+    return request, request.plans(Limits())[0]
 
 
 def traced(form: dict[str, Any], listen: Callable[[str], None]) -> dict[str, Any]:
@@ -73,13 +69,14 @@ def advised(body: str) -> Made:
 
 def advice(form: Form) -> Made:
     """What to change in a form. Raises UserError."""
-    request, found = planned(form)
+    request = line_of(form).request()
+    (found,) = request.plans(Limits())
     return 200, advice_json(found, request.advices(found, form.goal).top(MOST_CHANGES))
 
 
 def cards(form: Form) -> Made:
     """The same run on several devices, one card each. Raises UserError."""
-    return 200, cards_json(compared(form).plans(Limits()))
+    return 200, cards_json(compared(form).request().plans(Limits()))
 
 
 def read(found: Pasted) -> Made:
@@ -116,7 +113,7 @@ def _read_model(found: Pasted, name: str) -> dict[str, Any]:
 
 def toml(form: Form) -> Made:
     """The config of a form as a file that plan and train take. Raises UserError."""
-    text = to_toml(resolve(words_of(form, None)).config)
+    text = to_toml(resolve(line_of(form).words).config)
     return 200, {"schema": SCHEMA, "name": f"{form.model or 'config'}.toml", "text": text}
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, StrictBool, StrictFloat, StrictInt, StrictStr
 
@@ -61,44 +61,64 @@ class Form(Record):
     trainer: Literal["", "foretrain", "nanogpt"] = ""
     goal: Goal | None = None
 
-    @property
-    def of_several(self) -> str:
-        """Return --gpus; "" of one card."""
-        count = self.count.strip() or "1"
-        return "" if count == "1" else count if self.gpu in (HERE, CPU) else f"{count} x {self.gpu}"
+
+class Line(NamedTuple):
+    """A form as a command line: the words of its run, the cards, and the model that the first word names."""
+
+    form: Form
+    words: list[str]
+    cards: Cards
+    model: ModelSource | None
+
+    def request(self) -> PlanRequest:
+        """Return what is asked. Raises UserError; ConfigError names every problem of the options."""
+        kind, trainer = self.form.kind, self.form.trainer
+        if kind != "pretraining":
+            return request_of(kind, self.words, self.cards, model=self.model)
+        if self.cards.gpus and trainer == "nanogpt":
+            raise UserError("usage.cluster_trainer", value=trainer)
+        found = request_of("cards" if self.cards.gpus else kind, self.words, self.cards)
+        assert isinstance(found, PretrainingRequest)
+        resolved = replace(found.resolved, trainer=trainer) if trainer else found.resolved
+        return replace(found, resolved=resolved, data_of=_data_of)
+
+    def command(self) -> str:
+        """Return the same plan in a terminal. The card of this machine needs no word."""
+        first, cards = bool(self.form.model or self.form.config), self.cards
+        kind = ["--inference"] if self.form.kind == "generation" else []
+        where = ["--gpus", cards.gpus] if cards.gpus else [] if cards.gpu == HERE else ["--gpu", cards.gpu]
+        where += ["--used-by-others", cards.others] if cards.others else []
+        return printable(shlex.join(["foretrain", "plan", *self.words[:first], *kind, *where, *self.words[first:]]))
 
 
-def request_for(form: Form) -> PlanRequest:
-    """Return what a form asks. Raises UserError; ConfigError names every problem of the options."""
-    if NO_MACHINE and {HERE, CPU} & {form.gpu, *form.cards}:
+def line_of(form: Form) -> Line:
+    """Return a form as a command line. Raises UserError; ConfigError with the problem of each option."""
+    if NO_MACHINE and {HERE, CPU, ""} & {name.lower() for name in (form.gpu, *form.cards)}:
         raise UserError("page.no_machine")
-    model, cards = _model(form), Cards(form.of_several, form.gpu, others=form.others.strip())
-    kind = "cards" if form.kind == "pretraining" and cards.gpus else form.kind
-    if kind == "cards" and form.trainer == "nanogpt":
-        raise UserError("usage.cluster_trainer", value=form.trainer)
-    found = request_of(kind, words_of(form, model), cards, model=model)
-    if not isinstance(found, PretrainingRequest):
-        return found
-    resolved = replace(found.resolved, trainer=form.trainer) if form.trainer else found.resolved
-    return replace(found, resolved=resolved, data_of=_data_of)
+    if "," in form.gpu:
+        raise UserError("usage.one_card", count=form.gpu.count(",") + 1)
+    model = _model(form)
+    words = {key: as_word(key, value) for key, value in form.values.items()}
+    if problems := [problem for key, word in words.items() if (problem := _problem(form, key, word))]:
+        raise ConfigError(problems)
+    if form.kind == "fine-tuning" and model is not None:
+        # A form has options that do nothing beside others, which a terminal refuses; of a name that is a preset to
+        # pretrain from, too, --method tells which is meant.
+        nothing = idle(asked(model.facts, parse_words([*words.values()]).values))
+        method = {} if "method" in words else {"method": as_word("method", FineTune().method)}
+        words = {**method, **{key: word for key, word in words.items() if OPTION_OF.get(key) not in nothing}}
+    first = [CONFIG if form.config else form.model] if form.model or form.config else []
+    count = form.count.strip() or "1"
+    gpus = "" if count == "1" else count if form.gpu in (HERE, CPU) else f"{count} x {form.gpu}"
+    return Line(form, [*first, *words.values()], Cards(gpus, form.gpu, others=form.others.strip()), model)
 
 
-def compared(form: Form) -> PlanRequest:
-    """Return the request for the cards that are compared. Raises UserError."""
-    names = ",".join(dict.fromkeys(form.cards)) or form.gpu
-    if form.of_several:
-        raise UserError("usage.cluster_two", gpus=form.of_several, gpu=names[:80])
-    return request_for(form.model_copy(update={"gpu": names}))
-
-
-def command(form: Form) -> str:
-    """Return the same plan in a terminal. The card of this machine needs no word."""
-    words, first = words_of(form, _model(form)), bool(form.model or form.config)
-    kind = ["--inference"] if form.kind == "generation" else []
-    card = [] if form.gpu == HERE else ["--gpu", form.gpu]
-    cards = ["--gpus", form.of_several] if form.of_several else card
-    others = ["--used-by-others", form.others.strip()] if form.others.strip() else []
-    return printable(shlex.join(["foretrain", "plan", *words[:first], *kind, *cards, *others, *words[first:]]))
+def compared(form: Form) -> Line:
+    """Return the command line that compares cards. Raises UserError."""
+    names, line = ",".join(dict.fromkeys(form.cards)) or form.gpu, line_of(form)
+    if line.cards.gpus:
+        raise UserError("usage.cluster_two", gpus=line.cards.gpus[:80], gpu=names[:80])
+    return line._replace(cards=replace(line.cards, gpu=names))
 
 
 def _model(form: Form) -> ModelSource | None:
@@ -112,22 +132,6 @@ def _model(form: Form) -> ModelSource | None:
     if (found := preset_source(form.model)) is None:
         raise unknown_model(form.model)
     return found
-
-
-def words_of(form: Form, model: ModelSource | None) -> list[str]:
-    """Return the words of the command line. Raises ConfigError with the problem of each option."""
-    first = [CONFIG if form.config else form.model] if form.model or form.config else []
-    words = {key: as_word(key, value) for key, value in form.values.items()}
-    problems = [problem for key, word in words.items() if (problem := _problem(form, key, word))]
-    if problems:
-        raise ConfigError(problems)
-    if model is None or form.kind == "generation":
-        return [*first, *words.values()]
-    # A form has options that do nothing beside others, which a terminal refuses; of a name that is a preset to pretrain
-    # from, too, --method tells which is meant.
-    nothing = idle(asked(model.facts, parse_words([*words.values()]).values))
-    method = [] if "method" in words else [as_word("method", FineTune().method)]
-    return [*first, *method, *(word for key, word in words.items() if OPTION_OF.get(key) not in nothing)]
 
 
 def _problem(form: Form, key: str, word: str) -> UserError | None:

@@ -9,7 +9,7 @@ from foretrain.base.errors import UserError
 from foretrain.predict.trace import service
 from foretrain.web import calls, child
 from foretrain.web.answers import SCHEMA, Made, answered
-from foretrain.web.form import Form, request_for
+from foretrain.web.form import Form, line_of
 
 _KEPT = 4
 
@@ -106,7 +106,7 @@ class Adviser:
         return answered(body, Form, lambda form: self._begun(form, body).state())
 
     def _begun(self, form: Form, body: bytes) -> Advising:
-        request_for(form)
+        line_of(form).request()
         with self._turn:
             self.stop()
             self._newest = Advising(body)

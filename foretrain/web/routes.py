@@ -16,9 +16,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from foretrain.base import bugs
+from foretrain.base.errors import UserError
 from foretrain.base.messages import say
 from foretrain.web import answers, calls, comparison, jobs, runs
-from foretrain.web.answers import Made, answered, sentences
+from foretrain.web.answers import Made, answered
 from foretrain.web.form import Form
 from foretrain.web.guard import App, Guard, Receive, Scope, Send
 from foretrain.web.language import Speaking
@@ -105,7 +106,10 @@ def _refusal(id: str, status: int) -> Response:
 
 
 async def _answer(work: Callable[[], Made]) -> Response:
-    status, value = await run_in_threadpool(sentences, work)
+    try:
+        status, value = await run_in_threadpool(work)
+    except UserError as error:
+        status, value = 422, answers.error_json(error)
     return JSONResponse(value, status)
 
 

@@ -177,7 +177,7 @@ def test_every_wrong_value_is_said_at_its_field(client: TestClient) -> None:
     assert {problem["key"] for problem in answer["problems"]} >= {"batch_size", "dtype"}
     near = post(client, "/api/plan", {"values": {"n_layers": "7"}}, 422)
     assert "n_layer" in near["message"]
-    for bad in ({"gpu": "RTX 9999"}, {"others": "2 chairs"}, {"others": "900GB"}, {"model": "gpt9"}):
+    for bad in ({"gpu": "RTX 9999"}, {"gpu": "RTX 4070,RTX 4090"}, {"others": "2 chairs"}, {"others": "900GB"}, {"model": "gpt9"}):
         assert post(client, "/api/plan", bad, 422)["problems"][0]["message"]
 
 

@@ -13,10 +13,10 @@ pytest.importorskip("uvicorn")
 from starlette.testclient import TestClient
 
 from foretrain.advice.record import SCHEMA as ADVICE
+from foretrain.app.limits import Limits
 from foretrain.hardware import devices
 from foretrain.predict.plan import SCHEMA
-from foretrain.web import calls
-from foretrain.web.form import Form, command
+from foretrain.web.form import Form, line_of
 from tests.kit.command import foretrain
 from tests.kit.data import shards
 from tests.kit.page import client, post  # noqa: F401
@@ -55,8 +55,9 @@ def unchanging(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", FORMS)
 def test_a_plan_of_the_page_is_the_terminals(kind: str) -> None:
     form = Form.model_validate(FORMS[kind])
-    _, plan = calls.planned(form)
-    answer = told(*shlex.split(command(form))[1:])
+    line = line_of(form)
+    (plan,) = line.request().plans(Limits())
+    answer = told(*shlex.split(line.command())[1:])
     del answer["advice"]
     assert json.dumps(json.loads(json.dumps(plan.to_json(schema=SCHEMA)))) == json.dumps(answer)
 
@@ -64,8 +65,8 @@ def test_a_plan_of_the_page_is_the_terminals(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["pretraining", "several cards", "fine-tuning", "text"])
 def test_advice_of_the_page_is_the_terminals(kind: str) -> None:
     form = Form.model_validate({**FORMS[kind], "goal": "fit"})
-    request, plan = calls.planned(form)
-    words = shlex.split(command(form))[2:]
+    request, words = line_of(form).request(), shlex.split(line_of(form).command())[2:]
+    (plan,) = request.plans(Limits())
     answer = told("advise", *words, "--goal", "fit", "--top", "100")
     assert json.loads(json.dumps(request.advices(plan, "fit").to_json(schema=ADVICE))) == answer
 
@@ -73,6 +74,7 @@ def test_advice_of_the_page_is_the_terminals(kind: str) -> None:
 WRONG: dict[str, dict[str, Any]] = {
     "a card": {**PRETRAINED, "gpu": "RTX 9999"},
     "others": {**PRETRAINED, "others": "2 chairs"},
+    "others beyond": {**PRETRAINED, "others": "900GB"},
     "cards": {**PRETRAINED, "count": "many"},
     "shares": {**PRETRAINED, "count": "3"},
     "two values": {**PRETRAINED, "values": {"n_head": "7", "batch_size": "0"}},
@@ -88,7 +90,7 @@ def test_an_error_of_the_page_is_the_terminals_sentence(client: TestClient, what
     answer = post(client, "/api/plan", WRONG[what], 422)
     form = Form.model_validate(WRONG[what])
     first = ["--inference"] if form.kind == "generation" else []
-    cards = ["--gpus", form.of_several] if form.of_several else ["--gpu", form.gpu]
+    cards = ["--gpu", form.gpu] if form.count == "1" else ["--gpus", f"{form.count} x {form.gpu}"]
     others = ["--used-by-others", form.others] if form.others else []
     words = [f"--{name}={value}" for name, value in form.values.items()]
     method = ["--method=full"] if form.kind == "fine-tuning" and "method" not in form.values else []

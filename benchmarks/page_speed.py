@@ -26,7 +26,7 @@ from typing import Any, ClassVar
 
 from common import RESULTS, arguments, report
 
-from foretrain.web.planner import fields
+from foretrain.web.fields import fields
 from foretrain.web.routes import files
 
 PRESETS = ("gpt2-124m", "gpt2-774m")
@@ -63,7 +63,7 @@ def drag(client: Client, preset: str) -> tuple[list[float], int]:
         stops = field["stops"]
         for stop in stops[:: max(1, len(stops) // STOPS)]:
             seconds, status, _ = client.ask(
-                "POST", "/api/plan", {"preset": preset, "values": {field["name"]: str(stop)}}
+                "POST", "/api/plan", {"model": preset, "values": {field["name"]: str(stop)}}
             )
             if status == 200:
                 times.append(seconds)
@@ -101,7 +101,8 @@ def served() -> dict[str, Any]:
             later = set(re.findall(r'import\("\.(/\w+\.js)"\)', files()["/main.js"][0].decode()))  # when looked at
             load = sum(client.ask("GET", path)[2] for path in files().keys() - later)
             load += client.ask("GET", "/api/start")[2]
-            load += client.ask("POST", "/api/plan", {"preset": PRESETS[0]})[2]
+            load += client.ask("POST", "/api/form", {})[2]
+            load += client.ask("POST", "/api/plan", {"model": PRESETS[0]})[2]
             results = {}
             for preset in PRESETS:
                 before = processor_s(process.pid)
@@ -204,7 +205,7 @@ def static() -> dict[str, Any]:
         visits.append(first_visit(context.new_page(), link))
         page = context.pages[-1]
         for preset in PRESETS:
-            page.locator("#preset").select_option(preset)
+            page.locator("#model").select_option(preset)
             page.wait_for_selector(".results[aria-busy=false]")
             dragging[preset] = figures(page.evaluate(DRAG, STOPS), 0)
         chromium.close()

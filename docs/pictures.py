@@ -108,8 +108,8 @@ def planner(page: Page) -> None:
 
 def advice(page: Page) -> None:
     planner(page)
-    page.locator("#preset").select_option("gpt2-774m")
-    page.locator(".advice > summary").click()
+    page.locator("#model").select_option("gpt2-774m")
+    page.evaluate("document.querySelector('.advice').open = true")
     page.locator("#advise").click()
     page.wait_for_selector(".advice table")
     page.locator(".advice").scroll_into_view_if_needed()

@@ -12,7 +12,7 @@ const [runtime, sources, out] = process.argv.slice(2).map(name => path.resolve(n
 const load = name => import(pathToFileURL(name));
 const { loadPyodide } = await load(path.join(runtime, "pyodide.mjs"));
 const { default: create } = await load(path.join(runtime, "pyodide.asm.mjs"));
-const { START, TUNE_START } = await import(`data:text/javascript,${encodeURIComponent(fs.readFileSync(path.join(out, "state.js"), "utf8"))}`);
+const { STARTS } = await import(`data:text/javascript,${encodeURIComponent(fs.readFileSync(path.join(out, "state.js"), "utf8"))}`);
 
 // An archive of bytecode and data, and pydantic-core, whose name ends so that hosts compress it.
 const archive = path.join(out, "python.zip"), core = path.join(out, "pyodide", "pydantic_core.wasm");
@@ -45,34 +45,35 @@ const python = await loadPyodide({
 });
 python.unpackArchive(new Uint8Array(fs.readFileSync(archive)), "zip", { extractDir: APP });
 python.FS.writeFile(CORE, "");  // for Python to find: it is linked
-const [browser, languages] = python.runPython(`
+const [calls, languages] = python.runPython(`
 import sys
 
 sys.path.insert(0, "${APP}")
 sys.dont_write_bytecode = True
 from foretrain.base import messages
-from foretrain.web import browser
+from foretrain.web import calls
 
-browser, list(messages.languages())
+calls, list(messages.languages())
 `);
 const ids = languages.toJs();
-const first = { "/api/plan": START }, finetune = { "/api/finetune/form": {}, "/api/finetune": TUNE_START };
 for (const id of ids) {
-  const answered = questions => JSON.stringify(Object.fromEntries(Object.entries(questions).map(([where, question]) => {
-    const asked = JSON.stringify(question);
-    return [where, { asked, answer: JSON.parse(browser.post(where, asked, id)) }];
-  })));
-  fs.writeFileSync(path.join(out, `start-${id}.json`), browser.start(id));
-  fs.writeFileSync(path.join(out, `first-${id}.json`), answered(first));
-  fs.writeFileSync(path.join(out, `finetune-${id}.json`), answered(finetune));
+  fs.writeFileSync(path.join(out, `start-${id}.json`), calls.begin(id));
+  for (const start of Object.values(STARTS)) {
+    const questions = { "/api/form": { kind: start.kind }, "/api/plan": start };
+    const answers = Object.entries(questions).map(([where, question]) => {
+      const asked = JSON.stringify(question);
+      return [where, { asked, answer: JSON.parse(calls.post(where, asked, id)) }];
+    });
+    fs.writeFileSync(path.join(out, `${start.kind}-${id}.json`), JSON.stringify(Object.fromEntries(answers)));
+  }
 }
 fs.writeFileSync(path.join(out, "languages.json"), JSON.stringify(ids));
 // What else visitors ask for, so that its modules are in the picture, too.
 const text = "base_model: gpt2";
 for (const [where, question] of [
-  ["/api/plan", { ...START, preset: "baby" }], ["/api/plan", { ...START, preset: "llama-124m" }],
-  ["/api/finetune/read", { name: "run.yaml", text }], ["/api/read", { name: "run.py", text }],
-]) browser.post(where, JSON.stringify(question), "en");
+  ["/api/plan", { ...STARTS.plan, model: "baby" }], ["/api/plan", { ...STARTS.plan, model: "llama-124m" }],
+  ["/api/read", { kind: "fine-tuning", name: "run.yaml", text }], ["/api/read", { name: "run.py", text }],
+]) calls.post(where, JSON.stringify(question), "en");
 
 // What of memory is free goes as zeros: else it would be loaded, too.
 function clear(module) {
@@ -88,7 +89,7 @@ function clear(module) {
   held.forEach(found => module._free(found));
 }
 
-[browser, languages].forEach(each => each.destroy());
+[calls, languages].forEach(each => each.destroy());
 python.runPython("import gc; gc.collect()");
 clear(python._module);
 const picture = python.makeMemorySnapshot();

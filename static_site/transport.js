@@ -13,7 +13,7 @@ const read = async name => {
 class NoFile extends Error {}
 const waiting = new Map();  // question -> what to do with its answer
 const begun = Promise.withResolvers();  // the worker
-let first = null, finetune = null, language = "en", site = null, asked = 0, problem = "";
+let worked = {}, language = "en", site = null, asked = 0, problem = "";
 let state = null, loaded = 0, ready = false;  // the line that says how far the worker is
 
 export function takeToken() {}
@@ -29,7 +29,7 @@ export async function send(method, path, body) {
 
 async function answerTo(path, body) {
   if (path === "/api/start") return start();
-  const known = await workedOut(path);
+  const known = (await workedOut(JSON.parse(body).kind))[path];
   if (known && body === known.asked) return known.answer;
   const worker = await begun.promise;
   if (problem) return JSON.parse(refusal(problem));
@@ -38,11 +38,8 @@ async function answerTo(path, body) {
   return JSON.parse(await answer);
 }
 
-// The answer that was worked out when the site was built, with its question.
-async function workedOut(path) {
-  if (path.startsWith("/api/finetune")) finetune ||= await read(`finetune-${language}.json`);
-  return (path.startsWith("/api/finetune") ? finetune : first)?.[path];
-}
+// The answers of a kind of run that were worked out when the site was built, with their questions.
+async function workedOut(kind = "pretraining") { return worked[kind] ||= await read(`${kind}-${language}.json`); }
 
 const refusal = reason => JSON.stringify([500, { message: t("page.site.failed", { reason }) }]);
 
@@ -52,9 +49,8 @@ async function start() {
   const wishes = [chosen(), ...navigator.languages].map(tag => tag.toLowerCase());
   const spoken = tag => known.languages.find(id => tag === id || tag.startsWith(`${id}-`));
   language = spoken(wishes.find(spoken) || "") || "en";
-  const [answer, worked] = await Promise.all([read(`start-${language}.json`), read(`first-${language}.json`)]);
-  first = worked;
-  finetune = null;  // that of another language
+  const answer = await read(`start-${language}.json`);
+  worked = {};  // those of another language
   setTimeout(site ? show : load, 0);  // the page is drawn first
   site = known;
   return [200, answer];
@@ -86,7 +82,7 @@ function load() {
       state.dataset.ready = "true";
       URL.revokeObjectURL(link);
       show();
-      if (!waiting.size) worker.postMessage({ id: 0, path: "/api/plan", body: first["/api/plan"].asked, language });  // the first is the slowest
+      if (!waiting.size) worker.postMessage({ id: 0, path: "/api/plan", body: worked.pretraining["/api/plan"].asked, language });  // the first is the slowest
     } else { loaded = data.loaded; show(); }
   };
   begun.resolve(worker);

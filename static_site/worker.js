@@ -74,7 +74,7 @@ async function begin() {
   });
   delete python._api.config._loadSnapshot;  // as large as memory itself, and held by the other, too
   delete python._api.config.createPyodideModule;
-  return [python.runPython("from foretrain.web import browser\nbrowser"), python];
+  return [python.runPython("from foretrain.web import calls\ncalls"), python];
 }
 
 const begun = Promise.race([begin(), lost.promise]);
@@ -83,8 +83,8 @@ begun.then(() => self.postMessage({ ready: true }), error => self.postMessage({ 
 
 self.onmessage = async ({ data: { id, path, body, language } }) => {
   try {
-    const [browser] = await begun;
-    const answer = () => self.postMessage({ id, text: browser.post(path, body, language) });
+    const [calls] = await begun;
+    const answer = () => self.postMessage({ id, text: calls.post(path, body, language) });
     try { answer(); } catch {  // perhaps for want of the rest
       await complete;
       answer();

@@ -1,8 +1,10 @@
 """Checks of the config against the log, by every figure that both have; and hidden facts of the log."""
 
+from __future__ import annotations
+
 import math
 from statistics import median
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
@@ -11,7 +13,9 @@ from foretrain.config.options import RunConfig
 from foretrain.config.shape import ModelShape
 from foretrain.hardware.catalogue import NANOGPT_PEAK_FLOP_PER_S, Dtype, Gpu
 from foretrain.predict.spec import choose_dtype
-from foretrain.runs.training_log import TrainingLog
+
+if TYPE_CHECKING:
+    from foretrain.runs.training_log import TrainingLog
 
 SCHEMA = "foretrain.mfu/1"
 CLOCK_HEADROOM = 1.1  # a cool card clocks above the boost clock that its peak is stated for

@@ -29,9 +29,7 @@ from foretrain.predict.energy import Prices
 from foretrain.predict.forecast import Forecast, Placement
 from foretrain.predict.generation import Generation
 from foretrain.predict.inference.plan import InferencePlan, plan
-from foretrain.predict.timing import PRICES
-from foretrain.runs.folder import RunDirectory
-from foretrain.runs.record import source_of
+from foretrain.runs.record import TrainedRun, read, source_of
 
 
 def plan_inference(
@@ -47,7 +45,8 @@ def plan_inference(
     """
     stated = stated_bytes(used_by_others, "used_by_others") if isinstance(used_by_others, str) else used_by_others
     target = devices.checked(gpu, stated) if isinstance(gpu, Gpu) else devices.target(gpu, stated or None)
-    return planned(model_named_by(source), asked_with(options), target)
+    model, asked = model_named_by(source), asked_with(options)
+    return plan(model, asked, target.gpu, used_by_others_bytes=target.used_by_others_bytes)
 
 
 def advise_inference(source: Config, gpu: str | Gpu = "auto", *, goal: Goal | None = None, **options: Any) -> Advices:
@@ -57,22 +56,6 @@ def advise_inference(source: Config, gpu: str | Gpu = "auto", *, goal: Goal | No
     be planned.
     """
     return advise(plan_inference(source, gpu, **options), goal)
-
-
-def planned(model: ModelSource, asked: Inference, target: devices.Target, prices: Prices = PRICES) -> InferencePlan:
-    """The forecast on a target. Raises UserError."""
-    return plan(model, asked, target.gpu, used_by_others_bytes=target.used_by_others_bytes, prices=prices)
-
-
-def plans(
-    model: ModelSource, asked: Inference, targets: Sequence[devices.Target], price: str | None
-) -> list[InferencePlan]:
-    """The forecast on each target, with its own rent where one is given for it. Raises UserError."""
-    limits = Limits(price=price)
-    config = priced(resolve([]), limits).config
-    rents = prices_of(limits, config, [target.gpu for target in targets])
-    prices = [Prices.of(config).model_copy(update={"price_per_hour": rent}) for rent in rents]
-    return [planned(model, asked, target, each) for target, each in zip(targets, prices, strict=True)]
 
 
 def model_named_by(source: Config) -> ModelSource:
@@ -87,7 +70,9 @@ def model_of_words(words: Sequence[str]) -> ModelSource:
     """That of words of the command line. Raises UserError; ConfigError names every problem of a config."""
     first = words[0] if words else ""
     if first and source_of(Path(first)) == "trained":
-        return _source_of_run(RunDirectory(Path(first)).read_record().config, first)
+        record = read(Path(first))
+        assert isinstance(record, TrainedRun)
+        return _source_of_run(record.config, first)
     if first and (is_asked([first]) or model_named(first)):
         if len(words) > 1:
             raise UserError("usage.inference_unknown_word", word=words[1][:40])
@@ -125,13 +110,15 @@ class GenerationRequest:
     given: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, words: Sequence[str], cards: Cards) -> "GenerationRequest":
+    def of(cls, words: Sequence[str], cards: Cards, model: ModelSource | None = None) -> "GenerationRequest":
         gpu, together = words_of_cards(cards, words, WORDS)
         asked, typed, sources, left, notes = parse_inference([*words, *together])
         if not left:
             raise UserError("usage.inference_no_model", models=listed(list(models())))
         own = (*left, "--inference", *typed[: len(typed) - len(together)])
-        return cls(model_of_words(left), asked, own, gpu, cards.others, sources, tuple(notes))
+        if model is not None and len(left) > 1:
+            raise UserError("usage.inference_unknown_word", word=left[1][:40])
+        return cls(model or model_of_words(left), asked, own, gpu, cards.others, sources, tuple(notes))
 
     @property
     def name(self) -> str:
@@ -147,11 +134,22 @@ class GenerationRequest:
     def plans(
         self, limits: Limits, step_s: float | None = None, logged_mfu: float | None = None
     ) -> list[InferencePlan]:
-        return plans(self.model, self.asked, targets(self.gpu, self.others, RunConfig()), limits.price)
+        found = targets(self.gpu, self.others, RunConfig())
+        limits = Limits(price=limits.price)
+        config = priced(resolve([]), limits).config
+        rents = prices_of(limits, config, [target.gpu for target in found])
+        prices = [Prices.of(config).model_copy(update={"price_per_hour": rent}) for rent in rents]
+        return [
+            plan(self.model, self.asked, target.gpu, used_by_others_bytes=target.used_by_others_bytes, prices=each)
+            for target, each in zip(found, prices, strict=True)
+        ]
 
     def forecast(self, plan: InferencePlan) -> Forecast:
         where = Placement(plan.gpu, plan.used_by_others_bytes)
         return Forecast(Generation(self.model, plan.asked), where, plan)
+
+    def advices(self, plan: InferencePlan, goal: Goal | None) -> Advices:
+        return advise(plan, goal)
 
     def explained(self, plan: InferencePlan, listen: Listen, look: Look) -> FineTuneExplanation:
         return explain_generation(plan, look.observed_bytes, look.process_bytes)

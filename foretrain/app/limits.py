@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from foretrain.advice.best import Best, best
-from foretrain.app.plan import make_plan
+from foretrain.app.plan import DataOf, make_plan
 from foretrain.base.errors import UserError
 from foretrain.base.quantities import Limit, currency_code, parse_count, parse_limit, parse_price, read
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import ResolvedConfig
 from foretrain.config.writer import check_writable
+from foretrain.data.corpus import data_of_config
 from foretrain.hardware.catalogue import Gpu, find
 from foretrain.hardware.devices import Target
 from foretrain.predict.plan import Plan
@@ -135,14 +136,14 @@ def rents(price: str | None, config: RunConfig) -> dict[str, float]:
 
 def make_plans(
     resolved: ResolvedConfig, found: Sequence[Target], limits: Limits, step_time: float | None = None,
-    logged_mfu: float | None = None, by: Callable[..., Plan] = predict_plan,
+    logged_mfu: float | None = None, by: Callable[..., Plan] = predict_plan, data_of: DataOf = data_of_config,
 ) -> list[Plan]:  # fmt: skip
-    """A plan for each target, with its own rent where one is given for it. `by`: as in `make_plan`."""
+    """A plan for each target, with its own rent where one is given for it. `by`, `data_of`: as in `make_plan`."""
     prices = prices_of(limits, resolved.config, [target.gpu for target in found])
     plans = []
     for target, rent in zip(found, prices, strict=True):
         own = replace(resolved, config=resolved.config.model_copy(update={"price_per_hour": rent}))
-        plans.append(make_plan(own, target, step_time, logged_mfu, by=by))
+        plans.append(make_plan(own, target, step_time, logged_mfu, data_of, by))
     return plans
 
 

@@ -3,8 +3,10 @@
 The command line, the page, the demo and reports plan through `make_plan`, so that they agree.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ MOST_CARDS = 100  # of --gpu; the catalogue has fewer
 
 
 Listen = Callable[[str], None]
+DataOf = Callable[[ResolvedConfig], ConfigData]
 
 
 @dataclass(frozen=True)
@@ -112,14 +115,22 @@ def targets(names: str, others: str, config: RunConfig, option: str = "--used-by
     return [target_of(name, stated, config) for name in wanted]
 
 
-def target_of(
-    name: str, stated_bytes: int | None, config: RunConfig,
-    detect: Callable[[int], DetectedGpu | None] = detect,
-) -> Target:  # fmt: skip
+@lru_cache(maxsize=2)
+def _detected(index: int, moment: int) -> DetectedGpu | None:
+    return detect(index)
+
+
+def card_here(index: int = 0) -> DetectedGpu | None:
+    """Return the card of this machine. A driver is asked every five seconds at most: the page's sliders ask for plans
+    faster than it answers. Raises UserError for a card that the catalogue lacks."""
+    return _detected(index, int(time.monotonic() / 5))
+
+
+def target_of(name: str, stated_bytes: int | None, config: RunConfig) -> Target:
     """The device of this name, as `hardware.devices.target` finds it; "auto" is the one that the config asks for."""
     if name.lower() == devices.HERE and config.device == devices.CPU:
         name = devices.CPU
-    return devices.target(name, stated_bytes, index=int(config.device.partition(":")[2] or 0), detect=detect)
+    return devices.target(name, stated_bytes, index=int(config.device.partition(":")[2] or 0), detect=card_here)
 
 
 def words_of_cards(cards: Cards, words: Sequence[str], vocabulary: Vocabulary) -> tuple[str, list[str]]:
@@ -139,11 +150,11 @@ def words_of_cards(cards: Cards, words: Sequence[str], vocabulary: Vocabulary) -
 
 def make_plan(
     resolved: ResolvedConfig, target: Target, step_time: float | None = None, logged_mfu: float | None = None,
-    data: ConfigData | None = None, by: Callable[..., Plan] = predict_plan,
+    data_of: DataOf = data_of_config, by: Callable[..., Plan] = predict_plan,
 ) -> Plan:  # fmt: skip
-    """The plan of a resolved config on a target, with the dataset of this machine where it is there. `data`: what is
-    known of the dataset already; `by`: what plans (app/kept has another)."""
-    data = data or data_of_config(resolved)
+    """The plan of a resolved config on a target, with the dataset of this machine where it is there. `data_of`: what
+    looks for the dataset; `by`: what plans (app/kept has another)."""
+    data = data_of(resolved)
     config = data.config
     if step_time is not None and logged_mfu is not None:
         raise UserError("usage.two_speeds")

@@ -6,8 +6,8 @@ from typing import Any, overload
 
 from foretrain.app import plan as pretraining
 from foretrain.app.finetune import plan_question, traced
-from foretrain.app.finetuning.limits import limited
 from foretrain.app.finetuning.question import FineTuneQuestion, prices_of, question
+from foretrain.app.limits import Limits
 from foretrain.app.plan import Config
 from foretrain.base.errors import UserError
 from foretrain.config.finetune import live
@@ -18,7 +18,9 @@ from foretrain.config.finetune.words import COSTS, parse_words
 from foretrain.config.words import as_word
 from foretrain.hardware.catalogue import Gpu, stated_bytes
 from foretrain.predict.finetune.plan import FineTunePlan
+from foretrain.predict.finetuning import of_plan
 from foretrain.predict.plan import Plan
+from foretrain.predict.within import within as within_limit
 
 Source = str | Path | FineTuneQuestion | TransformersConfig | TransformersModel
 
@@ -49,7 +51,11 @@ def plan_finetune(
     stated = stated_bytes(used_by_others, "used_by_others") if isinstance(used_by_others, str) else used_by_others
     found = plan_question(asked, gpu, stated, step_s)
     found = traced(found, asked, lambda text: None) if exact else found
-    return limited(found, within) if within else found
+    if within:
+        fitting = within_limit(of_plan(found), Limits(within=within).limit()).plan
+        assert isinstance(fitting, FineTunePlan)
+        return fitting
+    return found
 
 
 def asked_of(source: Source, options: Mapping[str, Any]) -> FineTuneQuestion:

@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from foretrain.app.limits import Limits, check_limits, make_plans, priced
-from foretrain.app.plan import Cards, Listen, Look, targets
+from foretrain.app.plan import Cards, DataOf, Listen, Look, targets
 from foretrain.base.errors import UserError
 from foretrain.base.installation import Later
 from foretrain.base.records import Note
+from foretrain.config.hub.facts import ModelSource
 from foretrain.config.option import Option
 from foretrain.config.options import OPTIONS
 from foretrain.config.presets import is_surely_asked
 from foretrain.config.resolve import ResolvedConfig, resolve
+from foretrain.data.corpus import data_of_config
 from foretrain.predict.forecast import Forecast
 from foretrain.predict.largest import Largest
 from foretrain.predict.plan import Plan
@@ -23,13 +25,15 @@ from foretrain.predict.pretraining import of_cluster, of_plan
 from foretrain.predict.ranks import ClusterPlan, rank_of
 
 if TYPE_CHECKING:
+    from foretrain.advice.record import Advices
+    from foretrain.advice.rules.base import Goal
     from foretrain.analysis.components import Explanation
     from foretrain.analysis.finetune_memory import FineTuneExplanation
-    from foretrain.app import exact, generation
+    from foretrain.app import advise, exact, generation
     from foretrain.app.finetuning import request as finetuning
     from foretrain.app.ranks import plan as ranks
 else:  # a plan waits for its own kind of run alone, and for traces where it has some
-    exact, generation = Later("foretrain.app.exact"), Later("foretrain.app.generation")
+    advise, exact, generation = (Later(f"foretrain.app.{name}") for name in ("advise", "exact", "generation"))
     finetuning, ranks = Later("foretrain.app.finetuning.request"), Later("foretrain.app.ranks.plan")
 
 
@@ -68,16 +72,19 @@ class PlanRequest(Protocol):
         ...
 
     def forecast(self, plan: Any) -> Forecast: ...
+    def advices(self, plan: Any, goal: "Goal | None") -> "Advices": ...
     def explained(self, plan: Any, listen: Listen, look: Look) -> "Explanation | FineTuneExplanation": ...
 
 
 @dataclass(frozen=True)
 class PretrainingRequest:
-    """A config on one card, or on each of several. `by`: what plans; app/kept has another."""
+    """A config on one card, or on each of several. `by`: what plans; app/kept has another. `data_of`: what looks for
+    its dataset."""
 
     resolved: ResolvedConfig
     cards: Cards
     by: Callable[..., Plan] = predict_plan
+    data_of: DataOf = data_of_config
     kind = "pretraining"
     explains_traced = True
     aliases: ClassVar[Mapping[str, str]] = {}
@@ -112,10 +119,13 @@ class PretrainingRequest:
         if len(found) > 1 and (step_s is not None or logged_mfu is not None):
             option = "--step-time" if step_s is not None else "--logged-mfu"
             raise UserError("usage.one_speed", option=option, count=len(found))
-        return make_plans(resolved, found, limits, step_s, logged_mfu, self.by)
+        return make_plans(resolved, found, limits, step_s, logged_mfu, self.by, self.data_of)
 
     def forecast(self, plan: Any) -> Forecast:
         return of_plan(plan)
+
+    def advices(self, plan: Any, goal: "Goal | None") -> "Advices":
+        return advise.advices(plan, goal)
 
     def largest(self, plan: Any, option: str, listen: Listen, look: Look) -> Largest:
         return exact.largest(plan, option, listen, look.alloc_conf)
@@ -144,10 +154,13 @@ class CardsRequest(PretrainingRequest):
         super().check(limits, look=look, traced=traced, largest=largest)
 
     def plans(self, limits: Limits, step_s: float | None = None, logged_mfu: float | None = None) -> list[ClusterPlan]:
-        return ranks.answers(self.resolved, self.cards, limits, step_s)
+        return ranks.answers(self.resolved, self.cards, limits, step_s, self.data_of)
 
     def forecast(self, plan: Any) -> Forecast:
         return of_cluster(plan)
+
+    def advices(self, plan: Any, goal: "Goal | None") -> "Advices":
+        return ranks.advices(plan, goal)
 
     def traced(self, plan: Any, listen: Listen, look: Look) -> Any:
         return ranks.traced_cluster(plan, listen, alloc_conf=look.alloc_conf)
@@ -171,11 +184,13 @@ def kind_of(words: Sequence[str], cards: Cards, *, inference: bool = False) -> s
     return "cards" if cards.gpus else "pretraining"
 
 
-def request_of(kind: str, words: Sequence[str], cards: Cards, data_tokens: str = "") -> PlanRequest:
-    """Return what these words ask of this kind of run. Raises UserError; ConfigError names every
-    problem of a config."""
+def request_of(
+    kind: str, words: Sequence[str], cards: Cards, data_tokens: str = "", model: ModelSource | None = None
+) -> PlanRequest:
+    """Return what these words ask of this kind of run. `model`: the one that the first word names, where it is known;
+    then no path is looked at. Raises UserError; ConfigError names every problem of a config."""
     if kind == "generation":
-        return generation.GenerationRequest.of([word for word in words if word != GENERATES], cards)
+        return generation.GenerationRequest.of([word for word in words if word != GENERATES], cards, model)
     if kind == "fine-tuning":
-        return finetuning.FineTuningRequest.of(words, cards, data_tokens)
+        return finetuning.FineTuningRequest.of(words, cards, data_tokens, model)
     return (CardsRequest if kind == "cards" else PretrainingRequest)(resolve(list(words)), cards)

@@ -104,21 +104,23 @@ class Inference(Record):
     # fmt: off
     context: int = _option(
         0, "tokens that a text may have, prompt included", group="batch", unit="tokens",
-        aliases=("context_length", "ctx"), least=0, most=MOST_CONTEXT,
+        aliases=("context_length", "ctx"), least=0, most=MOST_CONTEXT, basic=2, slider=(0, 131_072, "doubling"),
     )
     batch: int = _option(
-        1, "texts that are generated at one time", group="batch", unit="sequences", least=1, most=MOST_BATCH,
+        1, "texts that are generated at one time", group="batch", unit="sequences", least=1, most=MOST_BATCH, basic=3,
+        slider=(1, 256, "doubling"),
     )
     weights: str = _option(
         "", "how weights are stored, such as bf16, q8_0, q4_k_m, int8", group="model", aliases=("dtype",),
-        affects=EVERYTHING,
+        affects=EVERYTHING, basic=1,
     )
     kv: str = _option(
         "f16", "how the KV cache is stored: f16, bf16, f32, fp8, q8_0, q4_0", group="model", aliases=("kv_cache",),
-        affects=EVERYTHING,
+        affects=EVERYTHING, basic=4,
     )
     prompt: int = _option(
         0, "tokens of the prompt, for the first token", group="batch", unit="tokens", least=0, most=MOST_CONTEXT,
+        basic=5,
     )
     engine: Literal["", Engine] = _option("", "who generates: llama.cpp or pytorch", group="system")
     world: int = _option(

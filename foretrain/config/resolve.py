@@ -196,6 +196,10 @@ def _unknown_source(word: str, path: Path) -> UserError:
         return UserError(id, path=_cut(word), example=str(inside[0]) if inside else "")
     if path.exists():
         return UserError("config.weights" if path.suffix in _WEIGHTS else "config.no_suffix", path=_cut(word))
+    return unknown_preset(word)
+
+
+def unknown_preset(word: str) -> UserError:
     near = difflib.get_close_matches(word.lower(), [*PRESETS, *PRESET_ALIASES], n=3)
     id = "config.unknown_source_near" if near else "config.unknown_source"
     return UserError(id, word=_cut(word), near=near, presets=list(PRESETS))

@@ -2,56 +2,120 @@
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
+from foretrain.advice.asked import Asked
+from foretrain.advice.cards import choose, compared
+from foretrain.advice.cluster import options_of
+from foretrain.advice.record import Advice, Advices
+from foretrain.app.request import PlanRequest
 from foretrain.base.errors import ConfigError, UserError
-from foretrain.base.messages import printable
+from foretrain.base.messages import printable, say
 from foretrain.base.records import Record
-from foretrain.config.resolve import ResolvedConfig
+from foretrain.predict.finetune.plan import FineTunePlan
+from foretrain.predict.forecast import AnyPlan
 from foretrain.predict.memory import RunMemory
 from foretrain.predict.plan import Plan
-from foretrain.reports.document import Message
+from foretrain.predict.ranks import ClusterPlan
+from foretrain.reports.document import Document, Figures, Message, Paragraph, Picture, Screen, Section, cell_text
 from foretrain.reports.html import block_json, document_json
+from foretrain.reports.views import advice as advice_view
+from foretrain.reports.views import cards as cards_view
+from foretrain.reports.views import generation as generation_view
+from foretrain.reports.views import line as line_view
 from foretrain.reports.views import memory as memory_view
 from foretrain.reports.views import plan as plan_view
-
-__all__ = ["SCHEMA", "document_json", "error_json", "plan_json", "strip"]
+from foretrain.reports.views.cluster import advice as cluster_advice
+from foretrain.reports.views.cluster import screen as cluster_view
+from foretrain.reports.views.cluster import whole as cluster_whole
+from foretrain.reports.views.finetune import advice as finetune_advice
+from foretrain.reports.views.finetune import limits as finetune_cards
+from foretrain.reports.views.finetune import screen as finetune_view
+from foretrain.reports.views.finetune import whole as finetune_whole
 
 SCHEMA = "foretrain.page/1"
 
 
 def error_json(error: UserError) -> dict[str, Any]:
-    """An error as the command line's --json has it, with the knob of each problem."""
+    """An error as the command line's --json has it, with the option of each problem."""
     problems = error.problems if isinstance(error, ConfigError) else [error]
     listed = [{"id": p.id, "message": printable(str(p)), "key": str(p.values.get("key", ""))} for p in problems]
     return {"schema": "foretrain.error/1", "id": error.id, "message": printable(str(error)), "problems": listed}
 
 
-def plan_json(plan: Plan, found: ResolvedConfig) -> dict[str, Any]:
-    """A plan as the page shows it: verdicts, key figures, the memory of every phase, then the rest of the document."""
-    document = plan_view.document(plan)
-    verdict, *rest = document_json(document, "terminal")["sections"]  # pictures and figures stand above
+class _Shown(NamedTuple):
+    """What is drawn of a plan. `needs`: the name, the memory and the verdict of each step or strategy; `said`: beneath
+    the verdict; `screen`: the terminal's first, of which the page has the table and the lines."""
+
+    document: Document
+    needs: list[tuple[Message, RunMemory, str | None]]
+    said: tuple[Message, ...]
+    figures: Figures = Figures(())
+    pictures: Sequence[Picture] = ()
+    screen: Screen | None = None
+
+
+_QUIET = Asked(quiet=True)
+
+
+def _shown(plan: AnyPlan) -> _Shown:
+    if isinstance(plan, Plan):
+        made = plan_view.document(plan)
+        needs = [(memory_view.step_mode(each), each, plan.verdict_of(each.step)) for each in plan.memories]
+        pictures = memory_view.phase_pictures(plan)
+        return _Shown(made, needs, (made.subtitle,), plan_view.of_plan(plan), pictures)
+    if isinstance(plan, ClusterPlan):
+        made = cluster_whole.document(plan)
+        ranks = cluster_view.shown(plan)
+        needs = [(cluster_view.strategy(rank), rank.memory, rank.verdict) for rank in ranks]
+        return _Shown(made, needs, (made.subtitle,), screen=cluster_view.screen(plan, _QUIET))
+    if isinstance(plan, FineTunePlan):
+        made, said = finetune_whole.document(plan, ()), finetune_whole.sizes(plan)
+        needs = [(finetune_whole.name(plan), plan.memory, plan.verdict)]
+        figures, screen = plan_view.of_finetune(plan), finetune_view.screen(plan, (), _QUIET)
+        return _Shown(made, needs, (made.title, said), figures, [finetune_whole.bars(plan)], screen)
+    made, screen = generation_view.document(plan), generation_view.screen(plan, (), _QUIET)
+    needs = [(Message("first.said", {"text": plan.asked.weights}), plan.memory, plan.verdict)]
+    return _Shown(made, needs, (made.title,), screen=screen)
+
+
+def plan_json(request: PlanRequest, plan: AnyPlan) -> dict[str, Any]:
+    """A plan as the page shows it: verdict, key figures, the lines of the terminal's first screen, the memory of every
+    phase, then the rest of the document. Options are shown as they were asked, `auto` among them."""
+    shown = _shown(plan)
+    document = document_json(shown.document, "terminal")  # pictures and figures stand above
+    verdict, *sections = document["sections"]
+    table, rows = (shown.screen.table, shown.screen.rows) if shown.screen else (None, ())
+    lines = [[row.label.text(), printable(cell_text(row.text))] for row in rows if row.text is not None]
+    notes = [printable(str(note)) for note in request.notes if isinstance(note, UserError)]
+    # What pays stands among the lines.
+    blocks = verdict["blocks"][:1] if isinstance(plan, ClusterPlan) else verdict["blocks"]
     return {
-        "schema": SCHEMA, "title": printable(document.title.text()), "subtitle": document.subtitle.text(),
-        "verdict": verdict["blocks"], "figures": block_json(plan_view.of_plan(plan))["items"],
-        "pictures": [block_json(picture) for picture in memory_view.phase_pictures(plan)], "strip": _strip(plan),
-        "sections": rest, "exact": bool(plan.exact), "config": plan.config.model_dump(mode="json"),
-        "sources": found.sources, "notes": [printable(str(note)) for note in found.notes],
+        "schema": SCHEMA, "title": document["title"], "said": [printable(each.text()) for each in shown.said],
+        "verdict": blocks, "figures": block_json(shown.figures)["items"],
+        "pictures": [block_json(picture) for picture in shown.pictures], "table": block_json(table) if table else None,
+        "heading": say("page.strategies" if isinstance(plan, ClusterPlan) else "inference.formats"),
+        "rows": lines, "strip": _strip(shown.needs, plan.available_bytes), "sections": sections, "notes": notes,
+        "exact": any(memory.source == "traced" for _, memory, _ in shown.needs),
+        "fits": plan.verdict in ("fits", None), "config": _options(request, plan),
     }  # fmt: skip
 
 
-def _strip(plan: Plan) -> list[dict[str, Any]]:
-    rows = [(memory_view.step_mode(memory), memory, plan.verdict_of(memory.step)) for memory in plan.memories]
-    return strip(rows, plan.available_bytes)
+def _options(request: Any, plan: AnyPlan) -> dict[str, Any]:
+    if isinstance(plan, Plan | ClusterPlan):
+        return plan.config.model_dump(mode="json")
+    if isinstance(plan, FineTunePlan):
+        return {**request.asked.tune.model_dump(mode="json"), **request.asked.prices.model_dump(mode="json")}
+    return request.asked.model_dump(mode="json")
 
 
-def strip(rows: Sequence[tuple[Message, RunMemory, str | None]], free: int | None) -> list[dict[str, Any]]:
+def _strip(needs: Sequence[tuple[Message, RunMemory, str | None]], free: int | None) -> list[dict[str, Any]]:
     """For each (name, memory, verdict) the phase that needs most beside what is free, as shares of the larger."""
-    most = 1.06 * max([free or 0, *(memory.needed_bytes for _, memory, _ in rows)])
+    most = 1.06 * max([free or 0, *(memory.needed_bytes for _, memory, _ in needs)])
     found = []
-    for name, memory, verdict in rows:
+    for name, memory, verdict in needs:
         values = {"step": name, "needed": memory.needed_bytes, "usable": free or 0}
         values |= {"verdict": Message(f"word.{verdict}")} if verdict else {}
         text = Message("page.strip" if free is not None and verdict else "page.strip_unknown", values).text()
@@ -61,33 +125,69 @@ def strip(rows: Sequence[tuple[Message, RunMemory, str | None]], free: int | Non
     return found
 
 
+def cards_json(plans: Sequence[Any]) -> dict[str, Any]:
+    """The same run on several cards, one card each."""
+    if isinstance(plans[0], Plan):
+        document = cards_view.document([*plans], choose(plans))
+    elif isinstance(plans[0], FineTunePlan):
+        document = finetune_cards.cards_document([*plans], compared(plans))
+    else:
+        lines = tuple(Paragraph(line_view.line(plan)) for plan in plans)
+        title = Message("cards.subtitle")
+        document = Document(title, title, [Section(Message("cards.memory"), lines)])
+    return {"schema": SCHEMA, **document_json(document)}
+
+
+def advice_json(plan: AnyPlan, found: Advices) -> dict[str, Any]:
+    """The changes as the terminal lists them, and what to set in the form for each. `list`: the section whose table has
+    a row for each change."""
+    view: Any = finetune_advice
+    if isinstance(plan, Plan | ClusterPlan):
+        view = advice_view if isinstance(plan, Plan) else cluster_advice
+    document = view.document(plan, found, 0)
+    at = next(i for i, section in enumerate(document.sections) if section.title.id == "advice.list")
+    listed = found.advised if isinstance(plan, Plan | ClusterPlan) else found.advised or found.partial
+    changes = [{"text": _short(plan, found, each), "set": _to_set(plan, found, each)} for each in listed]
+    return {"schema": SCHEMA, "sections": document_json(document)["sections"], "list": at, "changes": changes}
+
+
+def _short(plan: AnyPlan, found: Advices, change: Advice) -> str:
+    if isinstance(plan, Plan):
+        return advice_view.short(plan, change)
+    if isinstance(plan, ClusterPlan):
+        return cluster_advice.short(plan, found, change)
+    return printable(finetune_view.change_text(change))
+
+
+def _to_set(plan: AnyPlan, found: Advices, change: Advice) -> dict[str, Any]:
+    """What the form has to have; nothing where no field is for it, such as another link."""
+    changed: dict[str, Any] = {"values": options_of(plan, change) if isinstance(plan, ClusterPlan) else change.options}
+    cards = changed["values"].pop("world", None)
+    if change.shared and found.cluster and change.shared.cards != found.cluster.world:
+        cards = change.shared.cards
+    if cards:
+        changed["count"] = str(cards)
+    if change.gpu != found.gpu:
+        changed["gpu"] = change.gpu
+    if change.used_by_others_bytes != found.used_by_others_bytes:
+        changed["others"] = f"{change.used_by_others_bytes}B"
+    return changed if changed["values"] or len(changed) > 1 else {}
+
+
 Made = tuple[int, dict[str, Any]]  # a status of HTTP, and what is answered
 
 
 def answered(body: bytes | str, kind: type[Record], work: Callable[[Any], Made]) -> Made:
     """What `work` makes of a body that is a record of this kind: 400 where it is not one, 422 for what can be fixed."""
     try:
-        asked = _record(body, kind)
-    except UserError as error:
-        return 400, error_json(error)
-    return sentences(lambda: work(asked))
-
-
-def sentences(work: Callable[[], Made]) -> Made:
-    """The result of `work`; 422 with the sentences of a UserError."""
-    try:
-        return work()
-    except UserError as error:
-        return 422, error_json(error)
-
-
-def _record(body: bytes | str, kind: type[Record]) -> Record:
-    """The body as a record. Raises UserError where it is none."""
-    try:
-        return kind.model_validate(json.loads(body))
+        asked = kind.model_validate(json.loads(body))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part)[:40] for part in first["loc"])
-        raise UserError("page.bad_request", where=where or "body", reason=first["msg"]) from None
+        return 400, error_json(UserError("page.bad_request", where=where or "body", reason=first["msg"]))
     except (ValueError, RecursionError):
-        raise UserError("page.bad_request", where="body", reason="it is not JSON") from None
+        return 400, error_json(UserError("page.bad_request", where="body", reason="it is not JSON"))
+    try:
+        return work(asked)
+    except UserError as error:
+        return 422, error_json(error)

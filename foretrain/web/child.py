@@ -15,12 +15,11 @@ from foretrain.base.errors import UserError
 
 # What a process can do: a function of what is asked, in a module that only that process loads.
 WORK = {
-    "advice": ("foretrain.web.calls", "advice"),
+    "advice": ("foretrain.web.calls", "advised"),
     "comparison": ("foretrain.web.comparison", "of_paths"),
-    "exact": ("foretrain.web.exact", "traced"),
-    "exact_finetune": ("foretrain.web.exact", "traced_finetune"),
+    "exact": ("foretrain.web.calls", "traced"),
 }
-_TELLING = ("exact", "exact_finetune")  # how far they are
+_TELLING = ("exact",)  # how far they are
 _GRACE_S = 3.0
 
 

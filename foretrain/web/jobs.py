@@ -3,31 +3,24 @@
 import secrets
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 from foretrain.base.errors import UserError
-from foretrain.predict.plan import Plan
 from foretrain.predict.trace import service
-from foretrain.web import advices, answers, child, planner
-from foretrain.web.answers import Made, answered
-from foretrain.web.finetune import asked as finetune
+from foretrain.web import calls, child
+from foretrain.web.answers import SCHEMA, Made, answered
+from foretrain.web.form import Form, line_of
 
 _KEPT = 4
-Show = Callable[[Any], dict[str, Any]]
 
 
 class Job:
-    """One trace: `work` of child.WORK with what is asked; `show`: what came of it as the page takes a plan."""
+    """The trace of a form."""
 
-    def __init__(self, work: str, asked: Any, show: Show) -> None:
+    def __init__(self, form: Form) -> None:
         self.id = secrets.token_hex(8)
-        self._child, self._show = child.Child(work, asked), show
+        self._child = child.Child("exact", form.model_dump(mode="json"))
         self.stop = self._child.stop
-
-    @property
-    def progress(self) -> str:
-        return self._child.progress
 
     @property
     def state(self) -> str:
@@ -37,54 +30,31 @@ class Job:
             return "working"
         return "failed" if self._child.failure else "done"
 
-    @property
-    def reason(self) -> str:
-        return self._child.failure if self.state == "failed" else ""
-
-    def begun(self) -> dict[str, Any]:
-        return {"schema": answers.SCHEMA, "job": self.id}
-
     def told(self) -> dict[str, Any]:
-        done = self._show(self._child.answer) if self.state == "done" else None
+        state = self.state
         return {
-            "schema": answers.SCHEMA, "state": self.state, "progress": self.progress, "reason": self.reason,
-            "plan": done,
+            "schema": SCHEMA, "state": state, "progress": self._child.progress,
+            "reason": self._child.failure if state == "failed" else "",
+            "plan": self._child.answer if state == "done" else None,
         }  # fmt: skip
 
 
 class Jobs:
     def __init__(self) -> None:
         self._jobs: dict[str, Job] = {}
-        # What answers a form that is posted to a path: the job that begins.
-        self.posted: dict[str, Callable[[bytes], Made]] = {
-            "/api/exact": lambda body: answered(body, planner.Asked, self._pretraining),
-            "/api/finetune/exact": lambda body: answered(body, finetune.Asked, self._finetuning),
-        }
 
-    def _pretraining(self, asked: planner.Asked) -> Made:
-        planner.check_alone(asked, "page.count_exact")
-        found = planner.resolved(asked)
-        plan = planner.made(found, asked.gpu, asked.others)
-
-        def show(answer: dict[str, Any]) -> dict[str, Any]:
-            return answers.plan_json(Plan.model_validate(answer).model_copy(update={"gpu": plan.gpu}), found)
-
-        return 202, self.start("exact", plan.to_json(), show).begun()
-
-    def _finetuning(self, asked: finetune.Asked) -> Made:
-        finetune.made(finetune.question(asked), finetune.target(asked))  # what cannot be planned is not traced
-        return 202, self.start("exact_finetune", asked.model_dump(mode="json")).begun()
-
-    def start(self, work: str, asked: Any, show: Show = dict) -> Job:
-        """Begin a trace; what was being traced is stopped. Raises UserError where nothing can be traced here."""
+    def begin(self, form: Form) -> Made:
+        """Begin to trace a form; what was being traced is stopped. Raises UserError for what cannot be planned, and
+        where nothing can be traced here."""
+        calls.to_trace(form)
         if reason := why_not():
             raise UserError("environment.no_trace", reason=reason)
         self.stop_all()
-        job = Job(work, asked, show)
+        job = Job(form)
         self._jobs[job.id] = job
         for id in list(self._jobs)[:-_KEPT]:
             del self._jobs[id]
-        return job
+        return 202, {"schema": SCHEMA, "job": job.id}
 
     def get(self, id: str) -> Job | None:
         return self._jobs.get(id)
@@ -119,7 +89,7 @@ class Advising:
         """The answer, waited for WAIT_S; else 202 and the seconds so far. Raises UserError where there is none."""
         if not self._child.finished(WAIT_S):
             seconds = int(time.monotonic() - self._begun)
-            return 202, {"schema": answers.SCHEMA, "job": self.id, "seconds": seconds}
+            return 202, {"schema": SCHEMA, "job": self.id, "seconds": seconds}
         if self._child.failure:
             raise UserError("page.advice_failed", reason=self._child.failure)
         status, answer = self._child.answer
@@ -133,9 +103,10 @@ class Adviser:
 
     def answer(self, body: bytes) -> Made:
         """Begin to answer a body; one that is no question is refused at once."""
-        return answered(body, advices.AskedAdvice, lambda _: self._begun(body).state())
+        return answered(body, Form, lambda form: self._begun(form, body).state())
 
-    def _begun(self, body: bytes) -> Advising:
+    def _begun(self, form: Form, body: bytes) -> Advising:
+        line_of(form).request()
         with self._turn:
             self.stop()
             self._newest = Advising(body)

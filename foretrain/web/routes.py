@@ -16,9 +16,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from foretrain.base import bugs
+from foretrain.base.errors import UserError
 from foretrain.base.messages import say
 from foretrain.web import answers, calls, comparison, jobs, runs
-from foretrain.web.answers import Made, answered, sentences
+from foretrain.web.answers import Made, answered
+from foretrain.web.form import Form
 from foretrain.web.guard import App, Guard, Receive, Scope, Send
 from foretrain.web.language import Speaking
 
@@ -47,16 +49,14 @@ def create_app(port: int, token: str, roots: list[Path], language: str | None = 
     routes = [
         *(Route(path, _file, methods=["GET"]) for path in files()),
         Route("/api/start", handlers.start, methods=["GET"]),
-        *(Route(path, handlers.posted, methods=["POST"]) for path in calls.POSTED),
+        *(Route(path, handlers.posted, methods=["POST"]) for path in handlers.answering),
         Route("/api/advice/{id}", handlers.advice_state, methods=["GET"]),
-        *(Route(path, handlers.posted, methods=["POST"]) for path in handlers.jobs.posted),
         Route("/api/exact/{id}", handlers.exact_state, methods=["GET"]),
         Route("/api/exact/{id}/stop", handlers.exact_stop, methods=["POST"]),
         Route("/api/runs", handlers.runs, methods=["GET"]),
         Route("/api/runs/{id}", handlers.run, methods=["GET"]),
         Route("/api/runs/{id}/live", handlers.live, methods=["GET"]),
         Route("/api/runs/{id}/report", handlers.report, methods=["GET"]),
-        Route("/api/compare", handlers.compare, methods=["POST"]),
         Route("/api/comparisons", handlers.comparisons, methods=["GET"]),
     ]
 
@@ -106,7 +106,10 @@ def _refusal(id: str, status: int) -> Response:
 
 
 async def _answer(work: Callable[[], Made]) -> Response:
-    status, value = await run_in_threadpool(sentences, work)
+    try:
+        status, value = await run_in_threadpool(work)
+    except UserError as error:
+        status, value = 422, answers.error_json(error)
     return JSONResponse(value, status)
 
 
@@ -137,7 +140,12 @@ class _Handlers:
     def __init__(self, known: runs.Runs) -> None:
         self._runs, self.jobs, self.comparer = known, jobs.Jobs(), comparison.Comparer(known)
         self.adviser = jobs.Adviser()
-        self._posted = {**calls.POSTED, "/api/advice": self.adviser.answer, **self.jobs.posted}
+        self.answering: dict[str, Callable[[bytes], Made]] = {  # a body that is posted to a path
+            **calls.POSTED,
+            "/api/advice": self.adviser.answer,
+            "/api/exact": lambda body: answered(body, Form, self.jobs.begin),
+            "/api/compare": lambda body: answered(body, comparison.Asked, self.comparer.answer),
+        }
 
     async def start(self, request: Request) -> Response:
         found = await _answer(lambda: (200, calls.start(jobs.why_not())))
@@ -147,15 +155,12 @@ class _Handlers:
         return Response(packed, found.status_code, headers=_PACKED, media_type=found.media_type)
 
     async def posted(self, request: Request) -> Response:
-        return await self._with(request, self._posted[request.url.path])
+        body = await request.body()
+        return await _answer(lambda: self.answering[request.url.path](body))
 
     async def advice_state(self, request: Request) -> Response:
         job = self.adviser.get(request.path_params["id"])
         return _refusal("missing", 404) if job is None else await _answer(job.state)
-
-    async def _with(self, request: Request, work: Callable[[bytes], Made]) -> Response:
-        body = await request.body()
-        return await _answer(lambda: work(body))
 
     async def exact_state(self, request: Request) -> Response:
         job = self.jobs.get(request.path_params["id"])
@@ -189,9 +194,6 @@ class _Handlers:
         id = request.path_params["id"]
         run = await run_in_threadpool(self._runs.get, id)
         return _refusal("missing", 404) if run is None else await _answer(lambda: (200, work(id, run)))
-
-    async def compare(self, request: Request) -> Response:
-        return await self._with(request, lambda body: answered(body, comparison.Asked, self.comparer.answer))
 
     async def comparisons(self, request: Request) -> Response:
         return await _answer(lambda: (200, runs.comparisons(self._runs)))

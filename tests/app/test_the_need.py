@@ -12,7 +12,8 @@ from foretrain.advice.first_answer import first_answer
 from foretrain.analysis.components import explain
 from foretrain.analysis.forecast_check import check_forecast
 from foretrain.analysis.run import explain_run
-from foretrain.app.plan import Target, make_plan
+from foretrain.app.plan import Cards, Target, make_plan
+from foretrain.app.request import PretrainingRequest
 from foretrain.base.messages import format_value
 from foretrain.base.units import GIB, format_bytes
 from foretrain.config.resolve import resolve
@@ -65,7 +66,8 @@ def test_the_need_is_the_same_everywhere(
         answer = json.loads(foretrain("plan", *words, "--gpu", gpu, "--used-by-others", f"{others}B", "--json").stdout)
         step = next(one for one in answer["memory"] if one["step"] == found.step)
         assert max(phase["needed_expected_bytes"] for phase in step["phases"]) == memory.needed_bytes
-        tiles = {tile["id"]: tile["value"] for tile in plan_json(found, resolve(words))["figures"]}
+        shown = plan_json(PretrainingRequest(resolve(words), Cards()), found)
+        tiles = {tile["id"]: tile["value"] for tile in shown["figures"]}
         assert tiles["memory_needed"] == needed
         assert f"about {needed}" in " ".join(foretrain(
             "advise", *words, "--gpu", gpu, "--used-by-others", f"{others}B", "--goal", "fit", "--full"

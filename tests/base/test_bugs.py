@@ -17,10 +17,9 @@ from starlette.testclient import TestClient
 from foretrain import cli
 from foretrain.base import bugs
 from foretrain.cli.command import Group
-from foretrain.web import calls, child, comparison, exact, routes
+from foretrain.web import calls, child, comparison, routes
 from foretrain.web.guard import TOKEN_HEADER
 from tests.kit.command import foretrain
-from tests.kit.tiny import tiny
 
 
 def broken(*args: object, **more: object) -> NoReturn:
@@ -134,17 +133,10 @@ def test_a_bug_behind_the_page_is_a_sentence(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_page_s_children_answer_with_the_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    from foretrain.hardware.catalogue import find
-    from foretrain.predict.plan import plan
-
-    monkeypatch.setattr(exact, "traced_plan", broken)
+    monkeypatch.setattr("foretrain.app.exact.traced_plan", broken)
     monkeypatch.setattr(comparison, "made", broken)
-    monkeypatch.setattr(calls, "advice", broken)
-    monkeypatch.setattr("foretrain.app.finetune.traced", broken)
-    asked = {
-        "exact": plan(tiny(device="cuda"), find("RTX 4070")).to_json(), "comparison": [], "advice": "{}",
-        "exact_finetune": {},
-    }  # fmt: skip
+    monkeypatch.setattr(calls, "advised", broken)
+    asked = {"exact": {"model": "baby"}, "comparison": [], "advice": "{}"}
     assert asked.keys() == child.WORK.keys()
     for work, each in asked.items():
         assert "This is a bug in foretrain" in child.done(work, {"language": "en", "asked": each}, print)["error"]

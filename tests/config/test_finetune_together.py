@@ -22,8 +22,7 @@ from foretrain.predict.finetune.plan import FineTunePlan, plan
 from foretrain.predict.finetune.program import has_flash_2
 from foretrain.predict.finetuning import of_plan
 from foretrain.predict.largest import largest
-from foretrain.web.finetune.asked import Asked, question
-from foretrain.web.finetune.calls import command
+from foretrain.web.form import Form, line_of
 from tests.kit.command import first_screen, foretrain
 
 MODEL = "qwen3-0.6b"
@@ -193,7 +192,7 @@ def test_the_first_screen_says_what_is_beyond() -> None:
 
 
 def test_the_pages_command_has_no_option_that_does_nothing() -> None:
-    asked = Asked(model=MODEL, values={"method": "full", "lora_r": 8, "seq_len": 64})
-    words = command(asked, question(asked).tune).split()
+    form = Form(kind="fine-tuning", model=MODEL, values={"method": "full", "lora_r": 8, "seq_len": 64})
+    words = line_of(form).command().split()
     assert "--seq_len=64" in words
     assert not [word for word in words if "lora" in word]

@@ -603,12 +603,12 @@ RUNS_REQUESTS = (
     ("GET", "/api/runs/{0}/report"), ("GET", "/api/runs/{1}/report"), ("GET", "/api/runs/{2}/report"),
 )  # fmt: skip
 ASKED_PLANS: tuple[dict[str, Any], ...] = (
-    {"preset": "gpt2-124m", "values": {"batch_size": "12", "compile": "false"}, "gpu": "RTX 4090", "others": "2GB"},
-    {"preset": "gpt2-350m", "values": {"recipe": "modern"}, "gpu": "RTX 3060 12GB"},
-    {"preset": "baby", "values": {"price_per_hour": "0.3"}, "gpu": "T4"},
-    {"preset": "gpt2-1558m", "values": {"dtype": "float16"}, "gpu": "RTX 4070", "others": "1GB"},
-    {"preset": "gpt2-124m", "values": {"n_head": "7"}, "gpu": "RTX 4070"},
-    {"preset": "nothing", "values": {"nonsense": "1"}, "gpu": "RTX 4070"},
+    {"model": "gpt2-124m", "values": {"batch_size": "12", "compile": "false"}, "gpu": "RTX 4090", "others": "2GB"},
+    {"model": "gpt2-350m", "values": {"recipe": "modern"}, "gpu": "RTX 3060 12GB"},
+    {"model": "baby", "values": {"price_per_hour": "0.3"}, "gpu": "T4"},
+    {"model": "gpt2-1558m", "values": {"dtype": "float16"}, "gpu": "RTX 4070", "others": "1GB"},
+    {"model": "gpt2-124m", "values": {"n_head": "7"}, "gpu": "RTX 4070"},
+    {"model": "nothing", "values": {"nonsense": "1"}, "gpu": "RTX 4070"},
     {"values": {"n_layer": "3", "n_head": "3", "n_embd": "96"}, "gpu": "A100 SXM4 80GB"},
 )
 
@@ -639,7 +639,7 @@ def _serves() -> Iterator[Case]:
     advised = tuple(("POST", "/api/advice", asked) for asked in (ASKED_PLANS[3], ASKED_PLANS[0], ASKED_PLANS[4]))
     yield case("serve advice", Step(requests=advised))
     words = [one.partition("=") for one in SMALL.replace("--", "").split()]
-    exact = {"preset": "", "values": {name: value for name, _, value in words}, "gpu": "RTX 4070"}
+    exact = {"model": "", "values": {name: value for name, _, value in words}, "gpu": "RTX 4070"}
     yield case("serve exact", Step(requests=(("POST", "/api/exact", exact), ("POST", "/api/exact", ASKED_PLANS[4]))))
     yield case("serve runs", Step(("--runs", "."), requests=RUNS_REQUESTS), inputs=("made",), quick=True)
     yield case("serve runs ar", Step(("--runs", ".", "--lang", "ar"), requests=RUNS_REQUESTS[:7]), inputs=("made",))

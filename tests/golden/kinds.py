@@ -281,20 +281,22 @@ def inferences() -> Iterator[Case]:
 
 # --- the page ---
 
-FORM: dict[str, Any] = {"model": "smollm2-135m", "values": {"method": "lora", "seq_len": "512"}, "gpu": "RTX 4090"}
+TUNED: dict[str, Any] = {"kind": "fine-tuning", "gpu": "RTX 4090"}
+FORM: dict[str, Any] = {**TUNED, "model": "smollm2-135m", "values": {"method": "lora", "seq_len": "512"}}
 PRICED = {"max_steps": "1000", "price_per_hour": "2", "currency": "USD", "gradient_checkpointing": False}
-PASTED = {"model": "mine", "config": (FILES / "llama/config.json").read_text(), "gpu": "RTX 4070"}
+PASTED = {**TUNED, "model": "mine", "config": (FILES / "llama/config.json").read_text(), "gpu": "RTX 4070"}
 FINETUNING_FORMS: tuple[dict[str, Any], ...] = (
     {**FORM, "others": "2GB"},
-    {"model": "qwen3-8b", "values": {"method": "qlora"}},
-    {"model": "gpt2", "values": {"batch_size": "64"}, "gpu": "RTX 3060 12GB"},
+    {**TUNED, "model": "qwen3-8b", "values": {"method": "qlora"}},
+    {**TUNED, "model": "gpt2", "values": {"batch_size": "64"}, "gpu": "RTX 3060 12GB"},
     {**FORM, "values": PRICED},
     {**PASTED, "values": {"method": "full"}},
     {**FORM, "values": {"method": "loro", "lora_r": "x", "nonsense": "1"}},
     {**FORM, "gpu": "cpu"},
-    {"model": "nothing"},
+    {**TUNED, "model": "nothing"},
 )
-PAIR: dict[str, Any] = {"preset": "gpt2-124m", "values": SMALL, "gpu": "RTX 3090", "count": "2", "others": "1GB"}
+TEXT: dict[str, Any] = {"kind": "generation", "model": "qwen3-8b", "values": {"weights": "q4_k_m"}, "gpu": "RTX 3060"}
+PAIR: dict[str, Any] = {"model": "gpt2-124m", "values": SMALL, "gpu": "RTX 3090", "count": "2", "others": "1GB"}
 PAIRS = ({}, {"count": "4", "gpu": "RTX 4090"}, {"count": "3"}, {"count": "many"}, {"gpu": "cpu"})
 READ = ("trl.yaml", "torchtune.yaml", "unsloth_script.py", "llama/config.json", "broken.yaml")
 
@@ -311,22 +313,23 @@ def pages() -> Iterator[Case]:
     """What the page asks of fine-tuning and of several cards."""
     cards = {**FORM, "cards": ["RTX 3060 12GB", "RTX 4070", "A100 SXM4 80GB"]}
     pairs = [{**PAIR, **other} for other in PAIRS]
-    read = [{"name": name, "text": (FILES / name).read_text()} for name in READ]
+    read = [{"kind": "fine-tuning", "name": name, "text": (FILES / name).read_text()} for name in READ]
     traced = {**PASTED, "values": {"method": "lora", "seq_len": "64"}}
     refused = [("/api/cards", {**PAIR, "cards": ["RTX 4090"]}), ("/api/exact", PAIR), ("/api/toml", PAIR)]
     yield from (
-        _served("finetune exact", "/api/finetune/exact", traced),
-        _served("finetune form", "/api/finetune/form", {}, quick=True),
-        _served("finetune form hi", "/api/finetune/form", {}, words="--lang hi"),
-        _served("finetune plans", "/api/finetune", *FINETUNING_FORMS, quick=True),
-        _served("finetune plans ar", "/api/finetune", *FINETUNING_FORMS[:3], words="--lang ar"),
-        _served("finetune cards", "/api/finetune/cards", cards, {**cards, "gpu": "cpu"}),
-        _served("finetune read", "/api/finetune/read", *read),
-        _served("finetune changes", "/api/finetune/changes", {**FORM, "gpu": "RTX 3060 12GB"}),
+        _served("finetune exact", "/api/exact", traced),
+        _served("finetune form", "/api/form", {"kind": "fine-tuning"}, quick=True),
+        _served("finetune form hi", "/api/form", {"kind": "fine-tuning"}, words="--lang hi"),
+        _served("finetune plans", "/api/plan", *FINETUNING_FORMS, quick=True),
+        _served("finetune plans ar", "/api/plan", *FINETUNING_FORMS[:3], words="--lang ar"),
+        _served("finetune cards", "/api/cards", cards, {**cards, "gpu": "cpu"}),
+        _served("finetune read", "/api/read", *read),
+        _served("finetune advice", "/api/advice", {**FORM, "gpu": "RTX 3060 12GB"}),
+        _served("text", "/api/plan", TEXT, {**TEXT, "values": {"weights": "q99"}}, quick=True),
         _served("cluster plans", "/api/plan", *pairs, quick=True),
         _served("cluster plans hi", "/api/plan", PAIR, words="--lang hi"),
         _served(
-            "cluster advice", "/api/advice", {**PAIR, "goal": "speed"}, {**PAIR, "goal": "speed", "step": "nanogpt"}
+            "cluster advice", "/api/advice", {**PAIR, "goal": "speed"}, {**PAIR, "goal": "speed", "trainer": "nanogpt"}
         ),
         case("serve cluster others", Step(requests=tuple(("POST", path, body) for path, body in refused))),
     )

@@ -292,13 +292,8 @@ def _asked(origin: str, token: str, request: tuple[Any, ...]) -> dict[str, Any]:
     body = rest[0] if rest else None
     found = _sent(origin, token, method, path, body)
     answer = found["answer"]
-    polled = {"/api/exact": "/api/exact", "/api/finetune/exact": "/api/exact", "/api/advice": "/api/advice"}.get(path)
+    polled = path if path in ("/api/exact", "/api/advice") else ""
     until = time.monotonic() + TIME_LIMIT_S
-    while (
-        isinstance(answer, dict) and answer.get("done") is False and time.monotonic() < until
-    ):  # looked for in moments
-        found = _sent(origin, token, method, path, body)
-        answer = found["answer"]
     while polled and isinstance(answer, dict) and time.monotonic() < until and (job := answer.get("job")):
         found = _sent(origin, token, "GET", f"{polled}/{job}", None)
         answer = found["answer"]

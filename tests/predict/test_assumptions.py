@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from foretrain.analysis.components import explain
+from foretrain.app.limits import Limits
 from foretrain.app.plan import Target, make_plan
 from foretrain.comparison.sources.plans import with_vocabulary
 from foretrain.config.resolve import from_text, resolve
@@ -14,7 +15,7 @@ from foretrain.data.corpus import data_of_config
 from foretrain.hardware.catalogue import find
 from foretrain.reports.document import Paragraph
 from foretrain.reports.views import explain as explain_view
-from foretrain.web import planner
+from foretrain.web.form import Form, line_of
 from tests.kit.command import foretrain
 from tests.kit.tiny import write_dataset
 
@@ -83,7 +84,8 @@ def test_the_explanation_says_it_too(config: str) -> None:
 def test_a_pasted_config_has_it_too(own_directory: Path) -> None:
     found = from_text(SHAKESPEARE_CHAR, "train_shakespeare_char.py")
     assert "vocab_size" not in found.sources  # so the form leaves it open
-    made = planner.made(found, "RTX 4070", "")
+    form = Form(values={key: getattr(found.config, key) for key in found.sources})
+    (made,) = line_of(form).request().plans(Limits())
     assert made.config.vocab_size == 65
     assert [note.id for note in made.assumptions] == ["vocab_of_nanogpt"]
 

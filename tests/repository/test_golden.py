@@ -106,7 +106,7 @@ def test_every_kind_of_run_is_asked_about() -> None:
     paths = {request[1] for one in listed() for step in one.steps for request in step.requests}
     for option in ("--method", "--gpus", "--inference"):
         assert sum(any(word.partition("=")[0] == option for word in each) for each in words) > 15, option
-    assert {"/api/finetune", "/api/finetune/cards", "/api/finetune/read", "/api/finetune/exact"} <= paths
+    assert {f"/api/{what}" for what in ("plan", "cards", "read", "exact", "advice", "form")} <= paths
 
 
 def test_a_case_that_changes_is_run_again() -> None:

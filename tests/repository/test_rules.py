@@ -25,13 +25,13 @@ MAX_FUNCTION_LINES, MAX_OPTIONS = 60, 179
 # A file holds one subject in 120 to 500 lines, and a package has 4 to 15 files or is a file. These numbers only ever
 # become smaller. The house stands at 330 files, 75,000 lines, 150 tables that ruff leaves alone, and none of the others.
 SIZE = {
-    "files": 549,
-    "lines": 95_255,
-    "files below 60 lines": 48,
+    "files": 538,
+    "lines": 94_951,
+    "files below 60 lines": 42,
     "files above 600 lines": 2,
     "packages below 4 files": 7,
     "packages above 15 files": 10,
-    "statements that ruff leaves alone": 747,
+    "statements that ruff leaves alone": 737,
 }
 SLACK = 0.01  # a number that is this much too high is lowered
 
@@ -205,7 +205,7 @@ def test_functions_stay_small() -> None:
 
 # `# fmt: skip` on what is no table, by file. These numbers only ever become smaller.
 SKIPPED = {
-    "app/plan.py": 3,
+    "app/plan.py": 2,
     "reports/views/compare.py": 3,
     "measure/calibrate.py": 3,
     "analysis/log_analysis.py": 2,
@@ -258,7 +258,6 @@ SKIPPED = {
     "training/memory_limit.py": 1,
     "training/vitals.py": 1,
     "measure/tuner.py": 1,
-    "web/advices.py": 1,
 }
 
 

@@ -28,8 +28,7 @@ from foretrain.base.messages import say
 from foretrain.config.presets import PRESETS, models
 from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import catalogue
-from foretrain.web import browser, calls, devices, planner, routes
-from foretrain.web.finetune import fields as finetune_fields
+from foretrain.web import calls, fields, form, routes
 from tests.kit.browser import answered, files_served, in_chromium, needs
 from tests.kit.browser import browser as chromium
 from tests.kit.command import REPO
@@ -38,34 +37,26 @@ from tests.kit.page import GOOD, NANOGPT, ORIGIN, PORT, POSTED, TOKEN
 
 SITE = REPO / "static_site"
 PAIRS = 220
-CHANGES = "/api/finetune/changes"  # which says what it has found so far: asked until it has all
 ASK = """async asked => {
   const { send } = await import(new URL("transport.js", document.baseURI));
   const answers = [];
   for (const [path, body] of asked) answers.push(await send("POST", path, JSON.stringify(body)));
   return answers;
 }"""
-ALL_CHANGES = """async ([path, body]) => {
-  const { send } = await import(new URL("transport.js", document.baseURI));
-  let found;
-  do found = await send("POST", path, JSON.stringify(body)); while (!found[1].done);
-  return found;
-}"""
-OVER = {"model": "smollm2-135m", "values": {"seq_len": "4096"}, "gpu": "RTX 3060 12GB"}
 __all__ = ["chromium"]  # a fixture that holds here, too
 
 
 def drawn(random: random.Random) -> dict[str, Any]:
     """A form as somebody might leave it: a preset or none, a card, some knobs at some of their stops or choices."""
     chosen = random.sample(
-        [f for f in planner.fields() if f["stops"] or f["choices"] or f["type"] == "bool"], random.randint(0, 6)
+        [f for f in fields.fields() if f["stops"] or f["choices"] or f["type"] == "bool"], random.randint(0, 6)
     )
     values = {}
     for field in chosen:
         options = field["stops"] or field["choices"] or ["true", "false"]
         values[field["name"]] = str(random.choice(options))
     return {
-        "preset": random.choice(["", *PRESETS]), "gpu": random.choice(list(catalogue())), "values": values,
+        "model": random.choice(["", *PRESETS]), "gpu": random.choice(list(catalogue())), "values": values,
         "others": random.choice(["", "", "2GB", "1.5GiB", "700MB", "2 chairs"]), "cards": [],
     }  # fmt: skip
 
@@ -73,24 +64,28 @@ def drawn(random: random.Random) -> dict[str, Any]:
 def tunings() -> list[tuple[str, dict[str, Any]]]:
     """The same of fine-tuning: forms as somebody might leave them, wrong ones among them; texts that are pasted."""
     drawing, small = random.Random(11), ["smollm2-135m", "qwen3-0.6b", "gemma-3-270m", "pythia-160m", "gpt2"]
-    asked: list[tuple[str, dict[str, Any]]] = [("/api/finetune/form", {})]
+    kind, config = {"kind": "fine-tuning"}, json.dumps(dict(models()["qwen3-0.6b"].config))
+    asked: list[tuple[str, dict[str, Any]]] = [("/api/form", kind)]
     for _ in range(14):
-        chosen = drawing.sample(finetune_fields.fields(), drawing.randint(1, 7))
+        chosen = drawing.sample(fields.fields("fine-tuning"), drawing.randint(1, 7))
         values = {f["name"]: str(drawing.choice(f["stops"] or f["choices"] or ["true", "2"])) for f in chosen}
         card, others = drawing.choice(list(catalogue())), drawing.choice(["", "2GB", "2 chairs"])
-        asked.append(
-            ("/api/finetune", {"model": drawing.choice(small), "values": values, "gpu": card, "others": others})
-        )
-    config = json.dumps(dict(models()["qwen3-0.6b"].config))
+        named = {"model": drawing.choice(small), "values": values, "gpu": card, "others": others}
+        asked.append(("/api/plan", {**kind, **named}))
+    over = {**kind, "model": "smollm2-135m", "values": {"seq_len": "4096"}, "gpu": "RTX 3060 12GB"}
+    values = {"method": "qlora", "batch_size": "1"}
     asked += [
-        ("/api/finetune", {"model": "mine", "config": config, "values": {"method": "qlora", "batch_size": "1"}}),
-        ("/api/finetune", {"model": "/etc/passwd"}),
-        ("/api/finetune/cards", {"model": "gpt2", "cards": ["RTX 4090", "RTX 3060 12GB"]}),
-        ("/api/finetune/read", {"name": "config.json", "text": config}),
+        ("/api/plan", {**kind, "model": "mine", "config": config, "values": values}),
+        ("/api/plan", {**kind, "model": "/etc/passwd"}),
+        ("/api/cards", {**kind, "model": "gpt2", "cards": ["RTX 4090", "RTX 3060 12GB"]}),
+        ("/api/read", {**kind, "name": "config.json", "text": config}),
+        ("/api/advice", over),
     ]
     for text in (AXOLOTL, LLAMA_FACTORY, "a: &x [1]\nb: *x\nbase_model: !!python/name:os.system x"):
-        asked.append(("/api/finetune/read", {"name": "run.yaml", "text": text}))
-    return asked
+        asked.append(("/api/read", {**kind, "name": "run.yaml", "text": text}))
+    text = {"kind": "generation", "model": "qwen3-8b", "values": {"weights": "q8_0"}}
+    asked += [(f"/api/{what}", text) for what in ("plan", "advice", "cards")]
+    return [*asked, ("/api/form", {"kind": "generation"})]
 
 
 def questions() -> list[tuple[str, dict[str, Any]]]:
@@ -101,7 +96,7 @@ def questions() -> list[tuple[str, dict[str, Any]]]:
     for _ in range(10):
         asked.append(("/api/cards", {**drawn(drawing), "cards": drawing.sample(list(catalogue()), 3)}))
     for goal, step in ((None, "foretrain"), ("fit", "nanogpt"), ("speed", "foretrain"), ("cost", "foretrain")):
-        asked.append(("/api/advice", {"preset": "gpt2-350m", "gpu": "RTX 3060 12GB", "goal": goal, "step": step}))
+        asked.append(("/api/advice", {"model": "gpt2-350m", "gpu": "RTX 3060 12GB", "goal": goal, "trainer": step}))
     asked += [
         ("/api/read", {"name": "mine.py", "text": NANOGPT}),
         ("/api/read", {"name": "", "text": "preset = 'gpt2-350m'"}),
@@ -126,23 +121,21 @@ def servers(client: TestClient, path: str, body: dict[str, Any]) -> list[Any]:
     answer = client.post(path, headers={**GOOD, **POSTED}, json=body)
     while answer.status_code == 202:  # advice that takes long
         answer = client.get(f"{path}/{answer.json()['job']}", headers=GOOD)
-    while not answer.json().get("done", True):
-        answer = client.post(path, headers={**GOOD, **POSTED}, json=body)
     return [answer.status_code, answer.json()]
 
 
 def test_without_http_the_answers_are_the_same(client: TestClient) -> None:
     for path, body in questions()[:12] + questions()[-5:]:
-        assert json.loads(browser.post(path, json.dumps(body), "en")) == servers(client, path, body)
+        assert json.loads(calls.post(path, json.dumps(body), "en")) == servers(client, path, body)
 
 
 def test_the_planner_asks_nothing_of_its_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "NO_MACHINE", True)
-    start = json.loads(browser.start("en"))
-    assert [device["id"] for device in start["devices"]] == list(catalogue())
+    monkeypatch.setattr(form, "NO_MACHINE", True)
+    start = json.loads(calls.begin("en"))
+    assert [device["id"] for device in fields.devices()] == list(catalogue())
     assert (start["no_runs"], start["no_exact"]) == (say("page.site.no_runs"), say("page.site.no_exact"))
-    for name in (devices.HERE, devices.CPU):
-        status, answer = json.loads(browser.post("/api/plan", json.dumps({"gpu": name}), "en"))
+    for name in (form.HERE, form.CPU):
+        status, answer = json.loads(calls.post("/api/plan", json.dumps({"gpu": name}), "en"))
         assert (status, answer["id"]) == (422, "page.no_machine")
 
 
@@ -154,15 +147,18 @@ from build import ROOMS_LEFT_OUT
 rooms = [f"foretrain.{'data.' if room == 'prepare' else ''}{room}" for room in ROOMS_LEFT_OUT]
 for name in ("click", "rich", "pynvml", "filelock", "starlette", "uvicorn", "torch", "numpy", *rooms):
     sys.modules[name] = None  # its import fails
-from foretrain.web import browser, devices
-devices.NO_MACHINE = True
-browser.start("en")
+from foretrain.web import calls, form
+form.NO_MACHINE = True
+calls.begin("en")
 for path in ("plan", "advice", "cards", "toml"):
-    assert browser.post(f"/api/{path}", "{}", "en").startswith("[200,"), path
-assert browser.post("/api/read", '{"text": "n_layer = 3"}', "en").startswith("[200,")
-for path in ("", "/form", "/cards", "/changes"):
-    assert browser.post(f"/api/finetune{path}", "{}", "en").startswith("[200,"), path
-assert browser.post("/api/finetune/read", '{"text": "base_model: gpt2\\\\nmicro_batch_size: 2"}', "en").startswith("[200,")
+    assert calls.post(f"/api/{path}", "{}", "en").startswith("[200,"), path
+assert calls.post("/api/read", '{"text": "n_layer = 3"}', "en").startswith("[200,")
+for kind in ("fine-tuning", "generation"):
+    for path in ("plan", "advice", "cards"):
+        assert calls.post(f"/api/{path}", f'{{"kind": "{kind}", "model": "gpt2"}}', "en").startswith("[200,"), path
+    assert calls.post("/api/form", f'{{"kind": "{kind}"}}', "en").startswith("[200,"), kind
+text = "base_model: gpt2\\\\nmicro_batch_size: 2"
+assert calls.post("/api/read", '{"kind": "fine-tuning", "text": "' + text + '"}', "en").startswith("[200,")
 left_out = [name for name in sys.modules if name.startswith(tuple(f"{room}." for room in rooms))]
 assert not left_out, left_out
 """
@@ -194,7 +190,7 @@ def test_the_browser_gets_the_versions_that_are_tested_here() -> None:
 
 def test_every_question_that_needs_no_server_is_answered_by_both() -> None:
     """A route that is added to calls.py is asked above, too."""
-    assert {path for path, _ in [*questions(), (CHANGES, {})]} == set(calls.POSTED)
+    assert {path for path, _ in questions()} == set(calls.POSTED)
 
 
 # In Chromium.
@@ -248,8 +244,6 @@ def test_the_sites_answers_are_the_servers(chromium: Any, site: str, client: Tes
     with opened(chromium, site) as page:
         ready(page)
         answers = page.evaluate(ASK, asked)
-        changes = page.evaluate(ALL_CHANGES, [CHANGES, OVER])
-    assert changes == servers(client, CHANGES, OVER)
     statuses = []
     for (path, body), answer in zip(asked, answers, strict=True):
         expected = servers(client, path, body)
@@ -269,9 +263,9 @@ def test_the_page_is_drawn_before_python_is_there(chromium: Any, site: str, clie
     page.goto(site)
     answered(page)
     assert page.locator(".figures > div").count() >= 7
-    first = page.evaluate("async () => (await fetch('first-en.json')).json()")
-    assert set(first) == {"/api/plan"}
-    for made in (first, page.evaluate("async () => (await fetch('finetune-en.json')).json()")):
+    for kind in ("pretraining", "fine-tuning", "generation"):
+        made = page.evaluate(f"async () => (await fetch('{kind}-en.json')).json()")
+        assert set(made) == {"/api/form", "/api/plan"}
         for path, known in made.items():
             assert known["answer"] == servers(client, path, json.loads(known["asked"])), path
     page.wait_for_selector("#planner-state .bad")  # Python did not come: said once, and to every question

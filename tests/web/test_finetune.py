@@ -15,9 +15,8 @@ from starlette.testclient import TestClient
 import foretrain as library
 from foretrain.advice.asked import Asked as Typed
 from foretrain.advice.cards import compared
-from foretrain.advice.finetune import changes
-from foretrain.app import finetune
 from foretrain.app.finetune import plan_question
+from foretrain.app.finetuning.advise import advise_finetune
 from foretrain.app.finetuning.question import question
 from foretrain.base import messages
 from foretrain.config.finetune import pasted
@@ -35,9 +34,7 @@ from foretrain.reports.views.finetune import limits as cards_view
 from foretrain.reports.views.finetune import screen as screen_view
 from foretrain.reports.views.finetune import whole as whole_view
 from foretrain.reports.views.shared import card_memory
-from foretrain.web import jobs
-from foretrain.web.finetune import asked as ask
-from foretrain.web.finetune import calls, fields, shown
+from foretrain.web import calls, fields, jobs
 from tests.kit.command import foretrain
 from tests.kit.finetune import small
 from tests.kit.finetune_files import AXOLOTL, LLAMA_FACTORY
@@ -47,8 +44,13 @@ SMALL, CARD = "smollm2-135m", "RTX 3060 12GB"
 OVER = {"model": "gpt2", "values": {"batch_size": "64"}, "gpu": CARD}
 
 
+def tuned(client: TestClient, what: str, body: dict[str, Any], status: int = 200) -> dict[str, Any]:
+    card = {"gpu": "RTX 4090"} if what not in ("read", "form") else {}
+    return post(client, f"/api/{what}", {"kind": "fine-tuning", **card, **body}, status)
+
+
 def test_the_form_has_every_option_and_every_model(client: TestClient) -> None:
-    found = post(client, "/api/finetune/form", {})
+    found = tuned(client, "form", {})
     wanted = {option.name: option.default for option in FINETUNE_OPTIONS.values()}
     wanted |= ASKED
     wanted |= {option.name: option.default for option in OPTIONS.values() if option.group == "cost"}
@@ -61,12 +63,13 @@ def test_the_form_has_every_option_and_every_model(client: TestClient) -> None:
         assert (field["type"] == "choice") == bool(field["choices"])
     assert [model["id"] for model in found["models"]] == list(models())
     assert all(models()[model["id"]].repository in model["source"] for model in found["models"])
-    devices = {device["id"] for device in get(client, "/api/start")["devices"]} - {*found["without"]}
-    assert devices == {gpu.name for gpu in catalogue().values() if gpu.kind == "cuda"}
+    assert {device["id"] for device in found["devices"]} - {"auto"} == {
+        gpu.name for gpu in catalogue().values() if gpu.kind == "cuda"
+    }
 
 
 @pytest.mark.parametrize(
-    "field", [field for field in fields.fields() if field["stops"]], ids=lambda field: field["name"]
+    "field", [field for field in fields.fields("fine-tuning") if field["stops"]], ids=lambda field: field["name"]
 )
 def test_a_slider_stops_only_where_its_option_may_stand(field: dict[str, Any]) -> None:
     assert field["stops"] == sorted(set(field["stops"]))
@@ -80,7 +83,7 @@ def test_one_question_has_one_answer(client: TestClient) -> None:
     typed = plan_question(question("qwen3-8b", ["--method=qlora"]), "RTX 4090")
     assert (typed.tune.batch_size, typed.tune.seq_len, typed.tune.gradient_checkpointing) == (1, 2048, True)
     in_python = library.plan_finetune("qwen3-8b", gpu="RTX 4090", method="qlora")
-    on_the_page = post(client, "/api/finetune", {"model": "qwen3-8b", "values": {"method": "qlora"}})
+    on_the_page = tuned(client, "plan", {"model": "qwen3-8b", "values": {"method": "qlora"}})
     assert in_python.memory == typed.memory
     assert on_the_page["config"] == {**typed.tune.model_dump(), "dtype": "auto", "amp": "auto", **PRICES.model_dump()}
     short = plan_question(question("gpt2", ["--method=lora"]), "RTX 4090")
@@ -88,7 +91,7 @@ def test_one_question_has_one_answer(client: TestClient) -> None:
 
 
 def test_what_a_pasted_file_leaves_out_is_its_trainers_default(client: TestClient) -> None:
-    read = post(client, "/api/finetune/read", {"text": "base_model: gpt2\nmicro_batch_size: 4\nadapter: lora"})
+    read = tuned(client, "read", {"text": "base_model: gpt2\nmicro_batch_size: 4\nadapter: lora"})
     assert read["values"]["gradient_checkpointing"] is False
     assert (read["values"]["batch_size"], read["values"]["method"]) == (4, "lora")
 
@@ -96,7 +99,7 @@ def test_what_a_pasted_file_leaves_out_is_its_trainers_default(client: TestClien
 def test_a_plan_on_the_page_is_the_terminals(client: TestClient) -> None:
     values = {"method": "lora", "seq_len": "512", "batch_size": 2, "gradient_checkpointing": True, "max_steps": "10"}
     asked = {"model": SMALL, "values": values, "gpu": "RTX 4090", "others": "2GB"}
-    answer = post(client, "/api/finetune", asked)
+    answer = tuned(client, "plan", asked)
     words = ["--method=lora", "--seq_len=512", "--batch_size=2", "--gradient_checkpointing", "--max_steps=10"]
     plan = plan_question(question(SMALL, words), "RTX 4090", "2GB")
     shown = screen_view.screen(plan, (), Typed(quiet=True))
@@ -123,37 +126,26 @@ def test_a_plan_on_the_page_is_the_terminals(client: TestClient) -> None:
 def test_prices_are_those_of_any_run(client: TestClient) -> None:
     values = {"method": "lora", "seq_len": "256", "max_steps": "1000"}
     asked = {"model": SMALL, "values": {**values, "price_per_hour": "2", "currency": "USD"}, "gpu": "RTX 4090"}
-    answer = post(client, "/api/finetune", asked)
+    answer = tuned(client, "plan", asked)
     cost = next(figure["value"] for figure in answer["figures"] if figure["id"] == "cost")
     words = [f"--{key}={value}" for key, value in asked["values"].items()]  # type: ignore[union-attr]
     plan = plan_question(question(SMALL, words), "RTX 4090")
     assert plan.timing.rent_expected is not None
     assert cost == f"{messages.format_value(plan.timing.rent_expected, 'money')} USD"
-    bad = post(client, "/api/finetune", {"model": SMALL, "values": {"price_per_hour": "much"}}, 422)
+    bad = tuned(client, "plan", {"model": SMALL, "values": {"price_per_hour": "much"}}, 422)
     assert [problem["key"] for problem in bad["problems"]] == ["price_per_hour"]
-
-
-def test_the_command_line_is_the_same_plan(client: TestClient) -> None:
-    for model, values in (("gpt2", {"batch_size": "2"}), ("pythia-160m", {"method": "qlora", "seq_len": "256"})):
-        answer = post(client, "/api/finetune", {"model": model, "values": values, "gpu": "RTX 4090", "others": "1 GB"})
-        words = shlex.split(answer["command"])
-        assert words[:2] == ["foretrain", "plan"]
-        told = json.loads(foretrain(*words[1:], "--json").stdout)
-        assert told["kind"] == "fine-tuning"  # gpt2 is a preset to pretrain from, too
-        total = next(row for row in answer["pictures"][0]["numbers"]["rows"] if row[0] == messages.say("column.sum"))
-        assert total[-1] == messages.format_value(told["memory"]["phases"][-1]["needed_expected_bytes"], "bytes")
 
 
 def test_a_pasted_config_is_the_model(client: TestClient) -> None:
     config = {**models()[SMALL].config, "architectures": ["LlamaForCausalLM"], "_name_or_path": "somebody/mine",
               "transformers_version": "5.0", "id2label": {str(i): f"LABEL_{i}" for i in range(500)}}  # fmt: skip
-    read = post(client, "/api/finetune/read", {"name": "config.json", "text": json.dumps(config)})
+    read = tuned(client, "read", {"name": "config.json", "text": json.dumps(config)})
     assert (read["model"], read["values"]) == ("mine", {})
     assert len(read["config"]) < 500, "it fits into a link"
     assert facts_of(json.loads(read["config"])) == facts_of(models()[SMALL].config)
     values = {"method": "lora", "seq_len": "512"}
-    own = post(client, "/api/finetune", {"model": "mine", "config": read["config"], "values": values})
-    preset = post(client, "/api/finetune", {"model": SMALL, "values": values})
+    own = tuned(client, "plan", {"model": "mine", "config": read["config"], "values": values})
+    preset = tuned(client, "plan", {"model": SMALL, "values": values})
     assert own["title"] == preset["title"].replace(SMALL, "mine")
     assert (own["figures"], own["pictures"], own["sections"]) == (
         preset["figures"],
@@ -172,7 +164,7 @@ def test_what_is_left_out_of_a_config_decides_nothing(name: str) -> None:
 @pytest.mark.parametrize(("text", "model"), [(AXOLOTL, "llama-3.2-1b"), (LLAMA_FACTORY, "qwen3-4b")])
 def test_a_trainers_config_sets_the_form(client: TestClient, tmp_path: Any, text: str, model: str) -> None:
     """What the form then says is what the terminal plans of the file."""
-    read = post(client, "/api/finetune/read", {"name": "run.yaml", "text": text})
+    read = tuned(client, "read", {"name": "run.yaml", "text": text})
     assert (read["model"], read["config"]) == (model, "")
     (tmp_path / "run.yaml").write_text(text)
     source, tune, reading = read_finetune(str(tmp_path / "run.yaml"))
@@ -189,17 +181,17 @@ def test_unknown_keys_and_models_are_named(client: TestClient) -> None:
     text = (
         "base_model: somebody/unheard-of\nadapter: lora\nmicro_batch_size: 2\nmicro_batchsize: 3\nsequence_len: 512\n"
     )
-    read = post(client, "/api/finetune/read", {"text": text})
+    read = tuned(client, "read", {"text": text})
     assert "model" not in read
     assert "somebody/unheard-of" in read["notes"][0]
     assert any("micro_batchsize" in note for note in read["notes"])
     assert read["values"]["batch_size"] == 2
-    read = post(client, "/api/finetune/read", {"text": "per_device_train_batch_size: 2\nbf16: true\n"})
+    read = tuned(client, "read", {"text": "per_device_train_batch_size: 2\nbf16: true\n"})
     assert messages.say("page.finetune.no_model") in read["notes"]
     script = (
         "from trl import SFTConfig\nargs = SFTConfig(output_dir='x', per_device_train_batch_size=4, max_length=256)\n"
     )
-    read = post(client, "/api/finetune/read", {"text": script})
+    read = tuned(client, "read", {"text": script})
     assert (read["values"]["batch_size"], read["values"]["seq_len"]) == (4, 256)
 
 
@@ -214,7 +206,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_a_hostile_text_gets_a_sentence(client: TestClient, tmp_path: Any, text: str) -> None:
-    answer = post(client, "/api/finetune/read", {"text": text}, 422)
+    answer = tuned(client, "read", {"text": text}, 422)
     assert answer["problems"][0]["message"]
     assert not list(tmp_path.rglob("pwned"))
 
@@ -233,70 +225,55 @@ def test_no_path_is_opened_and_nothing_is_fetched(client: TestClient, tmp_path: 
         "hf:Qwen/Qwen3-0.6B-of-nobody",
         "file:///etc/passwd",
     ):
-        answer = post(client, "/api/finetune", {"model": name}, 422)
+        answer = tuned(client, "plan", {"model": name}, 422)
         assert answer["id"].startswith("config.hub_unknown"), name
-        read = post(client, "/api/finetune/read", {"text": f"base_model: {name}\nadapter: lora\nmicro_batch_size: 1\n"})
+        read = tuned(client, "read", {"text": f"base_model: {name}\nadapter: lora\nmicro_batch_size: 1\n"})
         assert "model" not in read, name
-    assert post(client, "/api/finetune", {"model": "gpt2", "values": {"seq_len": "128"}})["subtitle"].endswith("gpt2")
+    assert tuned(client, "plan", {"model": "gpt2", "values": {"seq_len": "128"}})["title"].startswith("gpt2 ")
     for key in ("model", "accelerate"):  # words of the terminal that name files
-        answer = post(client, "/api/finetune", {"model": SMALL, "values": {key: str(tmp_path)}}, 422)
+        answer = tuned(client, "plan", {"model": SMALL, "values": {key: str(tmp_path)}}, 422)
         assert [problem["id"] for problem in answer["problems"]] == ["config.finetune_no_option"]
 
 
 def test_a_pasted_model_cannot_keep_the_page_busy(client: TestClient) -> None:
     config = json.dumps({**models()[SMALL].config, "num_hidden_layers": 257})
-    answer = post(client, "/api/finetune", {"model": "mine", "config": config}, 422)
+    answer = tuned(client, "plan", {"model": "mine", "config": config}, 422)
     assert answer["id"] == "config.hub_bad_size"
     assert "257" in answer["message"]
 
 
 def test_every_wrong_option_is_said_at_its_field(client: TestClient) -> None:
     values = {"seq_len": "many", "lora_r": 0, "optim": "lion", "batch_sizes": "2"}
-    answer = post(client, "/api/finetune", {"model": SMALL, "values": values}, 422)
+    answer = tuned(client, "plan", {"model": SMALL, "values": values}, 422)
     assert [problem["key"] for problem in answer["problems"]][:3] == ["seq_len", "lora_r", "optim"]
     assert "batch-size" in answer["problems"][3]["message"]
 
 
 def test_what_is_pasted_is_bounded(client: TestClient) -> None:
-    post(client, "/api/finetune/read", {"text": "a" * 200_001}, 400)
-    post(client, "/api/finetune", {"config": "{" + " " * 100_001 + "}"}, 400)
-    post(client, "/api/finetune", {"values": {f"a{i}": 1 for i in range(101)}}, 400)
+    tuned(client, "read", {"text": "a" * 200_001}, 400)
+    tuned(client, "plan", {"config": "{" + " " * 100_001 + "}"}, 400)
+    tuned(client, "plan", {"values": {f"a{i}": 1 for i in range(201)}}, 400)
 
 
-def test_changes_come_one_after_the_other_and_are_the_terminals(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(calls, "MOMENT_S", 0.0)
-    plan = plan_question(question("gpt2", ["--batch_size=64"]), CARD)
-    expected = [screen_view.change_text(change) for change in changes(plan)]
-    counts = []
-    while True:
-        answer = post(client, "/api/finetune/changes", OVER)
-        counts.append(len(answer["changes"]))
-        if answer["done"]:
-            break
-        assert answer["said"] == messages.say("page.finetune.looking")
-    assert len(counts) > 5
-    assert counts == sorted(counts)
-    assert [change["text"] for change in answer["changes"]] == expected
-    assert answer["said"] == ""
+def test_advice_is_the_terminals_and_holds(client: TestClient) -> None:
+    _, answer = calls.advised(json.dumps({"kind": "fine-tuning", **OVER}))
+    found = advise_finetune("gpt2", CARD, batch_size=64)
+    assert [change["text"] for change in answer["changes"]] == [
+        screen_view.change_text(change) for change in found.advised[:8]
+    ]
     best = answer["changes"][0]
-    assert best["tone"] == "good"
-    changed = post(client, "/api/finetune", {**OVER, "values": {**OVER["values"], **best["values"]}})  # type: ignore[dict-item]
-    assert changed["changes"] is False
+    table = answer["sections"][answer["list"]]["blocks"][1]
+    assert len(table["rows"]) == len(answer["changes"])
+    changed = tuned(client, "plan", {**OVER, "values": {**OVER["values"], **best["set"]["values"]}})  # type: ignore[dict-item]
+    assert (tuned(client, "plan", OVER)["fits"], changed["fits"]) == (False, True)
     assert changed["figures"][0]["value"] in best["text"]
-
-
-def test_a_run_that_fits_has_nothing_to_change(client: TestClient) -> None:
-    asked = {"model": SMALL, "values": {"method": "lora", "seq_len": "128", "batch_size": "1"}}
-    assert post(client, "/api/finetune", asked)["changes"] is False
-    answer = post(client, "/api/finetune/changes", asked)
-    assert (answer["done"], answer["changes"]) == (True, [])
+    _, refused = calls.advised(json.dumps({"kind": "fine-tuning", **OVER, "goal": "quality"}))
+    assert refused["id"] == "usage.finetune_goal"
 
 
 def test_cards_beside_each_other_are_the_terminals(client: TestClient) -> None:
     asked = {"model": SMALL, "values": {"method": "lora", "seq_len": "256"}, "cards": ["RTX 4090", CARD, "RTX 4090"]}
-    answer = post(client, "/api/finetune/cards", asked)
+    answer = tuned(client, "cards", asked)
     found = question(SMALL, ["--method=lora", "--seq_len=256"])
     plans = [plan_question(found, name) for name in ("RTX 4090", CARD)]
     table, *_ = cards_view.cards_document(plans, compared(plans)).sections[0].blocks
@@ -305,44 +282,43 @@ def test_cards_beside_each_other_are_the_terminals(client: TestClient) -> None:
 
 @pytest.mark.parametrize("gpu", ["cpu", "M3 Max 40-core", "RTX 9999"])
 def test_other_devices_get_a_sentence(client: TestClient, gpu: str) -> None:
-    assert post(client, "/api/finetune", {"model": SMALL, "gpu": gpu}, 422)["problems"][0]["message"]
+    assert tuned(client, "plan", {"model": SMALL, "gpu": gpu}, 422)["problems"][0]["message"]
 
 
 def test_the_answer_speaks_the_language(client: TestClient) -> None:
-    asked = {"model": SMALL, "values": {"method": "lora", "seq_len": "256"}, "gpu": "RTX 4090"}
+    asked = {"kind": "fine-tuning", "model": SMALL, "values": {"method": "lora", "seq_len": "256"}, "gpu": "RTX 4090"}
     for id in messages.languages():
         headers = {**GOOD, **POSTED, "x-foretrain-language": id}
-        answer = client.post("/api/finetune", headers=headers, json=asked).json()
+        answer = client.post("/api/plan", headers=headers, json=asked).json()
         with messages.speaking(id):
             plan = plan_question(question(SMALL, ["--method=lora", "--seq_len=256"]), "RTX 4090")
             assert answer["verdict"][0]["text"] == screen_view.screen(plan, (), Typed()).lead[0].message.text()
-            form = client.post("/api/finetune/form", headers=headers, json={}).json()
+            form = client.post("/api/form", headers=headers, json={"kind": "fine-tuning"}).json()
             help = {field["name"]: field["help"] for field in form["fields"]}["seq_len"]
             assert help == messages.option_help("seq_len", FINETUNE_OPTIONS["seq_len"].help, "finetune_knob")
 
 
 def test_a_trace_of_a_form_can_be_begun_and_stopped(client: TestClient) -> None:
-    refused = post(client, "/api/finetune/exact", {**OVER, "values": {"batch_size": "0"}}, 422)
+    refused = tuned(client, "exact", {**OVER, "values": {"batch_size": "0"}}, 422)
     assert "batch_size" in json.dumps(refused)
     if jobs.why_not():
         pytest.skip("nothing can be traced here")
-    job = post(client, "/api/finetune/exact", OVER, 202)["job"]
+    job = tuned(client, "exact", OVER, 202)["job"]
     assert get(client, f"/api/exact/{job}")["state"] in ("working", "done")
     assert post(client, f"/api/exact/{job}/stop", {})["state"] in ("stopped", "done")
 
 
 @pytest.mark.slow
 def test_a_traced_form_is_the_terminals_exact_answer(client: TestClient) -> None:
-    asked = {"model": "mine", "config": json.dumps(small("qwen3-0.6b")), "gpu": CARD, "values": {"method": "lora"}}
-    job = post(client, "/api/finetune/exact", asked, 202)["job"]
+    config = json.dumps(small("qwen3-0.6b"))
+    asked = {"model": "mine", "config": config, "gpu": CARD, "values": {"method": "lora"}}
+    job = tuned(client, "exact", asked, 202)["job"]
     deadline = time.monotonic() + 300
     while (found := get(client, f"/api/exact/{job}"))["state"] == "working" and time.monotonic() < deadline:
         time.sleep(0.2)
     assert found["state"] == "done", found["reason"]
     plan = found["plan"]
     assert "traced" in json.dumps([plan["title"], plan["subtitle"], plan["figures"]])
-    form = ask.Asked.model_validate(asked)
-    wanted = ask.question(form)
-    made = shown.plan_json(finetune.traced(ask.made(wanted, ask.target(form)), wanted, lambda text: None), wanted)
+    made = calls.traced({"kind": "fine-tuning", **asked}, lambda text: None)
     assert plan["strip"] == made["strip"]
     assert plan["pictures"] == made["pictures"]

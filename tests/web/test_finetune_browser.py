@@ -99,7 +99,7 @@ def test_a_link_opens_the_same_plan(browser: Browser, served: str) -> None:
         assert again.locator(".strip").inner_text() == strip
         assert again.get_by_label("Used by other programs").input_value() == "2.1GB"
         again.get_by_role("link", name="Planner").click()  # and back again, the form is as it was
-        again.wait_for_selector("#preset")
+        again.wait_for_selector("#download")
         again.get_by_role("link", name="Fine-tuning").click()
         again.wait_for_selector(".finetune .results[aria-busy=false] .lines dt")
         assert again.locator(".strip").inner_text() == strip

@@ -23,14 +23,16 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from foretrain.analysis.live import ObservedRun, lock_is_held
+from foretrain.app.limits import Limits
 from foretrain.base.errors import UserError
-from foretrain.web import calls, guard, planner, routes
+from foretrain.web import calls, guard, routes
+from foretrain.web.form import Form, line_of
 from foretrain.web.observe import Curve
 from tests.kit.page import EVIL_NAME, GOOD, ORIGIN, PORT, POSTED, TOKEN, traversals, write_run
 
 # The page's own files: they hold nothing of the user's, and must load before the page can send its token.
-OPEN = {"/", "/advice.js", "/api.js", "/chart.css", "/chart.js", "/compare.js", "/finetune.js", "/form.js", "/icon.svg", "/language.js", "/main.js",
-        "/pictures.js", "/planner.js", "/plans.js", "/runs.js", "/state.js", "/style.css", "/transport.js", "/ui.js"}  # fmt: skip
+OPEN = {"/", "/advice.js", "/api.js", "/chart.css", "/chart.js", "/compare.js", "/form.js", "/icon.svg", "/language.js", "/main.js",
+        "/pictures.js", "/planner.js", "/runs.js", "/state.js", "/style.css", "/transport.js", "/ui.js"}  # fmt: skip
 
 
 @pytest.fixture
@@ -131,9 +133,7 @@ def test_methods_are_few_and_reading_changes_nothing(app: Starlette, client: Tes
                 assert answer.status_code == 405, (method, path)
     assert {path for method, path in known if method == "POST"} == {
         "/api/plan", "/api/cards", "/api/read", "/api/toml", "/api/advice", "/api/compare", "/api/exact",
-        "/api/finetune", "/api/finetune/form", "/api/finetune/cards", "/api/finetune/changes", "/api/finetune/read",
-        "/api/finetune/exact",
-        "/api/exact/0123456789abcdef/stop"
+        "/api/form", "/api/exact/0123456789abcdef/stop"
     } & {path for _, path in known}  # fmt: skip
 
 
@@ -218,11 +218,12 @@ def test_no_value_of_the_form_is_taken_for_a_file(tmp_path: Path, monkeypatch: p
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("n_layer = 3")
     for text in traversals():
-        for values in ({"preset": text}, {"values": {"init_from": "/" + text}}, {"gpu": text}):
+        named = [{"kind": kind, "model": text} for kind in ("pretraining", "fine-tuning", "generation")]
+        for values in (*named, {"values": {"init_from": "/" + text}}, {"gpu": text}):
             with pytest.raises((UserError, ValidationError)):
-                calls.plan(planner.Asked.model_validate(values))
+                calls.plan(Form.model_validate(values))
         with pytest.raises(UserError):
-            calls.read(planner.Pasted(name=text[:200], text=f"init_from = {'/' + text!r}"))
+            calls.read(calls.Pasted(name=text[:200], text=f"init_from = {'/' + text!r}"))
 
 
 def test_datasets_are_looked_up_and_never_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,11 +235,11 @@ def test_datasets_are_looked_up_and_never_joined(tmp_path: Path, monkeypatch: py
             (folder / f"{split}.bin").write_bytes(b"\0\0" * 999)
     (tmp_path / "data" / "link").symlink_to(tmp_path / "outside")
 
-    def tokens(name: str) -> int | None:
-        asked = planner.Asked(values={"dataset": name})
-        return planner.made(planner.resolved(asked), "4070", "").work.dataset_tokens
+    def tokens(name: str, count: str = "1") -> int | None:
+        (plan,) = line_of(Form(values={"dataset": name}, count=count)).request().plans(Limits())
+        return (plan.one_card if count != "1" else plan).work.dataset_tokens
 
-    assert tokens("inside") == 999
+    assert tokens("inside") == tokens("inside", "2") == 999
     for name in (
         str(tmp_path / "outside"),
         "../outside",
@@ -248,6 +249,7 @@ def test_datasets_are_looked_up_and_never_joined(tmp_path: Path, monkeypatch: py
         "inside/",
     ):
         assert tokens(name) is None, name
+        assert tokens(name, "2") is None, name
 
 
 def test_links_and_pipes_are_no_runs(tmp_path: Path) -> None:
@@ -318,7 +320,7 @@ def test_web_sockets_are_refused(app: Starlette) -> None:
     assert sent == [{"type": "websocket.close", "code": 1008}]
 
 
-BODIES = [b"", b"null", b"[]", b"1", b'"x"', b"{", b"\xff\xfe", b"[" * 20_000, b'{"values": 1}', b'{"preset": null}',
+BODIES = [b"", b"null", b"[]", b"1", b'"x"', b"{", b"\xff\xfe", b"[" * 20_000, b'{"values": 1}', b'{"model": null}',
           b'{"values": {"../x": 1}}', b'{"values": {"n_layer": [1]}}', b'{"values": {"n_layer": {}}}', b'{"unknown": 1}',
           b'{"gpu": "' + b"x" * 5000 + b'"}', b'{"text": 5}', b'{"values": {"n_layer": NaN}}', b'{"cards": ["a", 1]}',
           b'{"values": {"n_layer": 1e999}}', b'{"values": {"--n_layer": 1}}']  # fmt: skip

@@ -28,9 +28,10 @@ class FineTuneQuestion:
     unplanned: Mapping[str, Bound] = field(default_factory=dict)
 
 
-def question(source: str, words: Sequence[str] = ()) -> FineTuneQuestion:
-    """A model's name or path, or a trainer's file, with words of the command line over it. Raises UserError."""
-    model, tune, reading = read_finetune(source, words)
+def question(source: str, words: Sequence[str] = (), known: ModelSource | None = None) -> FineTuneQuestion:
+    """A model's name or path, or a trainer's file, with words of the command line over it. `known`: as in
+    `read_finetune`. Raises UserError."""
+    model, tune, reading = read_finetune(source, words, known)
     prices = prices_of(reading.costs)
     return FineTuneQuestion(model, tune, reading.notes, prices, reading.origins, reading.costs, reading.unplanned)
 

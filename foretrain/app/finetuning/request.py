@@ -1,23 +1,27 @@
 """What is asked of a fine-tuning run, as the command line and reports ask it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from foretrain.advice.record import Advices
+from foretrain.advice.rules.base import Goal
 from foretrain.analysis.finetune_memory import FineTuneExplanation, explain
 from foretrain.app import exact
-from foretrain.app.finetune import traced
-from foretrain.app.finetuning import limits as limits_of
-from foretrain.app.finetuning.question import FineTuneQuestion, question
-from foretrain.app.limits import Limits, check_limits
-from foretrain.app.plan import Cards, Listen, Look, words_of_cards
+from foretrain.app.finetune import plan_question, traced
+from foretrain.app.finetuning.advise import advice
+from foretrain.app.finetuning.question import FineTuneQuestion, costs_in, question
+from foretrain.app.limits import Limits, check_limits, priced, prices_of
+from foretrain.app.plan import Cards, Listen, Look, check_speed, targets, words_of_cards
 from foretrain.base.errors import UserError
 from foretrain.base.records import Note
 from foretrain.config.finetune.asked import is_asked
 from foretrain.config.finetune.options import FINETUNE_OPTIONS
 from foretrain.config.finetune.words import WORDS
+from foretrain.config.hub.facts import ModelSource
 from foretrain.config.option import Option
+from foretrain.predict.energy import Prices
 from foretrain.predict.finetune.plan import FineTunePlan, replanned
 from foretrain.predict.finetuning import of_plan
 from foretrain.predict.forecast import Forecast
@@ -42,10 +46,12 @@ class FineTuningRequest:
     given: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, words: Sequence[str], cards: Cards, data_tokens: str = "") -> "FineTuningRequest":
+    def of(
+        cls, words: Sequence[str], cards: Cards, data_tokens: str = "", model: ModelSource | None = None
+    ) -> "FineTuningRequest":
         gpu, together = words_of_cards(cards, words, WORDS)
         data = [f"--dataset-tokens={data_tokens}"] if data_tokens else []
-        return cls(question(words[0], [*words[1:], *data, *together]), gpu, cards.others)
+        return cls(question(words[0], [*words[1:], *data, *together], model), gpu, cards.others)
 
     @property
     def name(self) -> str:
@@ -67,10 +73,21 @@ class FineTuningRequest:
             raise UserError("usage.finetune_largest_alone", option="--exact")
 
     def plans(self, limits: Limits, step_s: float | None = None, logged_mfu: float | None = None) -> list[FineTunePlan]:
-        return limits_of.plans(self.asked, self.gpu, self.others, limits, step_s)
+        check_speed("--step-time", step_s)
+        resolved = priced(costs_in(self.asked.costs), limits)
+        found = targets(self.gpu, self.others, resolved.config)
+        rents = prices_of(limits, resolved.config, [target.gpu for target in found])
+        prices = [Prices.of(resolved.config).model_copy(update={"price_per_hour": rent}) for rent in rents]
+        return [
+            plan_question(replace(self.asked, prices=each), target.gpu, target.used_by_others_bytes, step_s)
+            for target, each in zip(found, prices, strict=True)
+        ]
 
     def forecast(self, plan: FineTunePlan) -> Forecast:
         return of_plan(plan)
+
+    def advices(self, plan: FineTunePlan, goal: Goal | None) -> Advices:
+        return advice(plan, goal)
 
     def with_option(self, plan: FineTunePlan, option: str, value: int) -> FineTunePlan:
         return replanned(plan, **{option: value})

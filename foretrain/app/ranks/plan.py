@@ -9,11 +9,12 @@ from foretrain.advice.record import Advices
 from foretrain.advice.rules.base import Goal
 from foretrain.app.exact import Listen, settings_of
 from foretrain.app.limits import Limits, check_limits, priced, prices_of
-from foretrain.app.plan import Cards, Config, check_speed, make_plan, resolved_of, target_of
+from foretrain.app.plan import Cards, Config, DataOf, check_speed, make_plan, resolved_of, target_of
 from foretrain.base.errors import UserError
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import ResolvedConfig
 from foretrain.config.sharing import micro_batch_choices
+from foretrain.data.corpus import data_of_config
 from foretrain.hardware import devices
 from foretrain.hardware.catalogue import Gpu, stated_bytes
 from foretrain.hardware.cluster import Cluster, cluster
@@ -50,7 +51,9 @@ def _card(gpu: str | Gpu, config: RunConfig) -> Gpu:
     return gpu if isinstance(gpu, Gpu) else target_of(gpu, None, config).gpu
 
 
-def answers(resolved: ResolvedConfig, cards: Cards, limits: Limits, step_s: float | None = None) -> list[ClusterPlan]:
+def answers(
+    resolved: ResolvedConfig, cards: Cards, limits: Limits, step_s: float | None, data_of: DataOf
+) -> list[ClusterPlan]:
     """Return the plan for the count of each card of --gpu; a rent is that of one card. `step_s`: seconds of a step in a
     log. Raises UserError."""
     check_speed("--step-time", step_s)
@@ -64,20 +67,23 @@ def answers(resolved: ResolvedConfig, cards: Cards, limits: Limits, step_s: floa
     made = []
     for each, rent in zip(found, prices_of(limits, resolved.config, [each.gpu for each in found]), strict=True):
         config = resolved.config.model_copy(update={"price_per_hour": rent})
-        made.append(make_cluster_plan(replace(resolved, config=config), each, others))
+        made.append(make_cluster_plan(replace(resolved, config=config), each, others, data_of))
     return made if step_s is None else [timed(made[0], step_s)]
 
 
-def make_cluster_plan(resolved: ResolvedConfig, cards: Cluster, used_by_others_bytes: int = 0) -> ClusterPlan:
+def make_cluster_plan(
+    resolved: ResolvedConfig, cards: Cluster, used_by_others_bytes: int = 0, data_of: DataOf = data_of_config
+) -> ClusterPlan:
     """The plan of a resolved config on a cluster. Raises UserError."""
     _check(resolved, cards)
     resolved = replace(resolved, trainer="foretrain")  # whose step ranks share
     target = devices.checked(cards.gpu, used_by_others_bytes)
     if not resolved.config.auto_batch_size:
-        return with_pays(share(make_plan(resolved, target), cards, resolved.sources))
+        return with_pays(share(make_plan(resolved, target, data_of=data_of), cards, resolved.sources))
     found = None
     for config in micro_batch_choices(resolved.config, cards.world):
-        found = share(make_plan(replace(resolved, config=config), target), cards, resolved.sources)
+        plan = make_plan(replace(resolved, config=config), target, data_of=data_of)
+        found = share(plan, cards, resolved.sources)
         if found.best is not None and found.verdict == "fits":
             break
     assert found is not None  # one sequence at a time is always among them

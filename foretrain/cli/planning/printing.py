@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 from click.exceptions import Exit
 
 from foretrain.advice.asked import Asked
-from foretrain.advice.cards import choose
+from foretrain.advice.cards import choose, compared
 from foretrain.advice.finetune import advices
 from foretrain.app import kept_answers as kept_advice
 from foretrain.app.finetune import searched
-from foretrain.app.finetuning.limits import cards as cards_of
 from foretrain.app.limits import Limits
 from foretrain.base.errors import UserError
 from foretrain.base.installation import Later
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
     from foretrain.advice.best import Best
     from foretrain.advice.cards import FineTuneCards
     from foretrain.advice.record import Advice
-    from foretrain.app.limits import Limits
     from foretrain.predict.largest import Largest
     from foretrain.predict.smallest import SmallestCard
     from foretrain.predict.within import Within
@@ -128,7 +126,7 @@ def plans(found: Sequence[AnyPlan], form: Form, limits: "Limits") -> None:
         one(found[0], form)
     elif isinstance(found[0], FineTunePlan):
         tuned = cast(list[FineTunePlan], found)
-        _tuned_cards(tuned, cards_of(tuned, limits), form)
+        _tuned_cards(tuned, compared(tuned, limits.limit() if limits.asks else None), form)
     elif isinstance(found[0], Plan):
         _cards(cast(list[Plan], found), form)
     elif form.as_json:

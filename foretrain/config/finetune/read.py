@@ -65,14 +65,17 @@ class FineTuneReading(Record):
     costs: dict[str, str] = Field(default_factory=dict)
 
 
-def read_finetune(source: str, words: Sequence[str] = ()) -> tuple[ModelSource, FineTune, FineTuneReading]:
+def read_finetune(
+    source: str, words: Sequence[str] = (), known: ModelSource | None = None
+) -> tuple[ModelSource, FineTune, FineTuneReading]:
     """(the model, how it is trained, what was read) of a model's name or path or a trainer's config file.
 
     `words` count over the file: --method qlora, --model for another model, --accelerate for a file of accelerate's.
+    `known`: the model that `source` names; then no path is looked at.
     Raises UserError.
     """
     values, origins, others, said = parse_words(words)
-    path = _path(source)
+    path = None if known else _path(source)
     given = path is not None and _is_config(path)
     format = others.get("format", "")
     if format and format not in FORMATS:
@@ -82,13 +85,13 @@ def read_finetune(source: str, words: Sequence[str] = ()) -> tuple[ModelSource, 
     found = read_file(path, format) if path and given else FileSettings("", source, model=source)
     if "accelerate" in others:
         _add_accelerate(found, Path(others["accelerate"]))
-    if path is None and Path(source).suffix in _SUFFIXES:
+    if path is None and known is None and Path(source).suffix in _SUFFIXES:
         raise UserError("config.cannot_read", path=source[:200], reason=os.strerror(errno.ENOENT))
     named = others.get("model", found.model)
     if not named:
         raise UserError("config.finetune_no_model", path=source)
     # What was typed is a path until it says hf:, so that a mistyped one does not go to Hugging Face.
-    model = _model(named, path) if given or "model" in others else find_source(source)
+    model = known or (_model(named, path) if given or "model" in others else find_source(source))
     if model.adapter is not None and not given:
         put_adapter(Table(dict(model.adapter), found), model.facts, four_bit=False)
     costs = {name: others[name] for name in COSTS if name in others}

@@ -23,8 +23,9 @@ function pageOf(hash) {
   if (elsewhere && start.no_runs) return ["runs", async () => new Missing(start.no_runs)];
   if (run) return ["runs", async () => new (await import("./runs.js")).RunPage(run[1])];
   if (path === "/compare") return ["runs", async () => new (await import("./compare.js")).ComparePage(comparedIn(hash))];
-  if (path === "/finetune") return ["finetune", async () => new (await import("./finetune.js")).FineTune(start)];
-  return path === "/runs" ? ["runs", async () => new (await import("./runs.js")).RunsPage()] : ["plan", async () => new Planner(start)];
+  if (path === "/runs") return ["runs", async () => new (await import("./runs.js")).RunsPage()];
+  const part = path === "/finetune" ? "finetune" : path === "/generate" ? "generate" : "plan";
+  return [part, async () => new Planner(start, part)];
 }
 
 async function route(focus) {
@@ -58,7 +59,7 @@ async function learn() {
   speak(start);
   setTexts(start.texts);
   document.getElementById("skip").textContent = t("page.skip");
-  const links = [["plan", t("page.planner")], ["finetune", t("page.finetune.title")]];
+  const links = [["plan", t("page.planner")], ["finetune", t("page.finetune.title")], ["generate", t("page.generate")]];
   document.getElementById("elsewhere")?.remove();
   if (start.no_runs) main.after(h("footer", { class: "help", id: "elsewhere" }, start.no_runs));
   else links.push(["runs", t("page.runs")]);

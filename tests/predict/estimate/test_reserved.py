@@ -120,6 +120,6 @@ def test_sizes_that_no_card_has_are_planned_too(batch: int, block: int) -> None:
 
 
 def test_the_page_plans_them_too() -> None:
-    asked = {"preset": "gpt2-124m", "values": {"batch_size": 1_000_000, "block_size": 100_000}, "gpu": "RTX 4070"}
+    asked = {"model": "gpt2-124m", "values": {"batch_size": 1_000_000, "block_size": 100_000}, "gpu": "RTX 4070"}
     status, answer = calls.POSTED["/api/plan"](json.dumps(asked))
     assert (status, answer["schema"]) == (200, "foretrain.page/1")

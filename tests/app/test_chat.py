@@ -23,7 +23,7 @@ from foretrain.data.tokenizer import BpeTokenizer, ByteTokenizer, CharTokenizer
 from foretrain.model.language_model import make_model
 from foretrain.model.sampling import Sampling
 from foretrain.predict.memory import MARGIN_BYTES
-from tests.kit.command import foretrain
+from tests.kit.command import foretrain, refused
 from tests.kit.tiny import tiny
 
 TRAIN = (
@@ -124,8 +124,7 @@ def test_sample_prints_what_it_writes(run: Path) -> None:
 
 def test_a_conversation_through_a_pipe(run: Path, typed: Any) -> None:
     typed("def f\n/temperature 0\n/tokens 5\n/nonsense\n/top_p 2\n//x\n/reset\nagain")
-    found = foretrain("chat", str(run), "--tokens", "8")
-    assert found.returncode == 0
+    found = foretrain("chat", str(run), "--tokens", "8", code=0)
     assert [line for line in found.stderr.splitlines() if "chat" in line] == []
     for said in (
         "continues text",
@@ -232,13 +231,12 @@ def test_what_does_not_fit_gives_way_with_a_sentence(run: Path, monkeypatch: pyt
     assert half.memory.bytes_of("kv_cache") * 2 == whole.memory.bytes_of("kv_cache")
     shorter = Fitted(model, needed - 1, half=False)
     assert (shorter.dtype, shorter.context, [note.id for note in shorter.notes]) == ("f32", 4096, ["sample_context"])
-    with pytest.raises(UserError) as caught:
+    with refused(code=ExitCode.OUT_OF_MEMORY):
         Fitted(model, MARGIN_BYTES, half=True)
-    assert caught.value.exit_code == ExitCode.OUT_OF_MEMORY
     monkeypatch.setattr(opening, "room_bytes", lambda device: MARGIN_BYTES)
-    refused = foretrain("sample", str(run))
-    assert (refused.returncode, refused.stdout) == (ExitCode.OUT_OF_MEMORY, "")
-    assert len(refused.stderr.strip().splitlines()) == 1
+    ended = foretrain("sample", str(run))
+    assert (ended.returncode, ended.stdout) == (ExitCode.OUT_OF_MEMORY, "")
+    assert len(ended.stderr.strip().splitlines()) == 1
 
 
 def test_a_shorter_context_and_half_precision_still_write(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

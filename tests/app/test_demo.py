@@ -12,8 +12,12 @@ from click.exceptions import Exit
 
 from foretrain.app.calibrate import calibrate
 from foretrain.cli.commands import demo
+from foretrain.config.options import RunConfig
 from foretrain.config.resolve import resolve
+from foretrain.hardware.catalogue import find
+from foretrain.predict.allocator.replay import replay
 from foretrain.predict.spec import StepSpec
+from foretrain.predict.trace.service import Request, traces
 from tests.kit.calibrations import hasty  # noqa: F401
 from tests.kit.command import REPO, foretrain
 
@@ -24,15 +28,14 @@ def uncalibrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORETRAIN_CACHE", str(tmp_path / "cache"))
 
 
-def test_demo_in_short(own_directory: Path, hasty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_demo_in_short(hasty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def measure_here(dtypes: list[str], *, quiet: bool) -> int:
         """In this process, where `hasty` makes it short."""
         calibrate("cpu", quick=True, dtypes=dtypes)
         return 0
 
     monkeypatch.setattr("foretrain.app.demo.measure", measure_here)
-    result = foretrain("demo", "--steps", "40", timeout=400)
-    assert result.returncode == 0, result.stderr
+    result = foretrain("demo", "--steps", "40", timeout=400, code=0)
     for words in ("1. The forecast", "2. The run", "3. What the model writes", "4. Forecast against measurement"):
         assert words in result.stderr
     assert "Validation loss" in result.stdout
@@ -68,7 +71,7 @@ def test_a_busy_machine_is_said_and_not_measured(
 
 
 @pytest.mark.slow
-def test_demo_whole(own_directory: Path) -> None:
+def test_demo_whole() -> None:
     """What `make demo` shows: the loss clearly falls, far below what byte frequencies give."""
     result = foretrain("demo", "--json", timeout=900)
     found = json.loads(result.stdout)
@@ -80,7 +83,7 @@ def test_demo_whole(own_directory: Path) -> None:
 
 
 @pytest.mark.slow
-def test_gpu_speed_runs_on_a_cpu(own_directory: Path) -> None:
+def test_gpu_speed_runs_on_a_cpu() -> None:
     """The script that will run on a lent card for minutes must not fail at its first line."""
     words = [sys.executable, str(REPO / "benchmarks/gpu/speed.py"), "--device", "cpu", "--small", "--out", "speed.json"]
     subprocess.run(words, check=True, capture_output=True, timeout=600)
@@ -90,7 +93,7 @@ def test_gpu_speed_runs_on_a_cpu(own_directory: Path) -> None:
 
 
 @pytest.mark.slow
-def test_gpu_suite_runs_on_a_cpu(own_directory: Path) -> None:
+def test_gpu_suite_runs_on_a_cpu() -> None:
     script = REPO / "benchmarks" / "gpu" / "suite.py"
     command = [sys.executable, str(script), "--device", "cpu", "--small", "--out", "g.json.gz"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -101,7 +104,7 @@ def test_gpu_suite_runs_on_a_cpu(own_directory: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_contest_with_nanogpt_runs(own_directory: Path) -> None:
+def test_the_contest_with_nanogpt_runs() -> None:
     """Contestants in turn have the same curves to the rounding of bfloat16."""
     script = REPO / "benchmarks" / "against_nanogpt.py"
     words = [sys.executable, str(script), "--only", "tiny", "--eager", "--out", "c.json", "--threads=1"]
@@ -115,13 +118,8 @@ def test_the_contest_with_nanogpt_runs(own_directory: Path) -> None:
         assert row["loss_difference"]["largest"] < 2**-8
 
 
-def test_gpu_comparison_of_a_card_that_is_the_simulator(own_directory: Path) -> None:
+def test_gpu_comparison_of_a_card_that_is_the_simulator() -> None:
     """A made-up measurement, written from a trace's own replay: every error must be 0, and a lost allocation shown."""
-    from foretrain.config.options import RunConfig
-    from foretrain.hardware.catalogue import find
-    from foretrain.predict.allocator.replay import replay
-    from foretrain.predict.trace.service import Request, traces
-
     knobs = {"n_layer": 1, "n_head": 2, "n_embd": 64, "block_size": 64, "vocab_size": 512, "batch_size": 4}
     gpu = find("RTX 4070")
     (trace,) = traces(

@@ -470,10 +470,9 @@ def test_largest_of_what_cannot_be_searched() -> None:
 # -- the command line --------------------------------------------------------------------------------------
 
 
-def test_exact_on_the_command_line(own_directory: Path) -> None:
+def test_exact_on_the_command_line() -> None:
     words = ["plan", *WORDS, "--compile=false", "--gpu", "4070", "--exact"]
-    result = foretrain(*words)
-    assert result.returncode == 0, result.stderr
+    result = foretrain(*words, code=0)
     assert "runs with as little as" in " ".join(result.stdout.split())
     result = foretrain(*words, "--full")
     assert "traced" in result.stdout
@@ -483,7 +482,7 @@ def test_exact_on_the_command_line(own_directory: Path) -> None:
     assert data["exact"][0]["torch"]
 
 
-def test_explain_on_the_command_line(own_directory: Path) -> None:
+def test_explain_on_the_command_line() -> None:
     words = [
         "plan",
         *WORDS,
@@ -496,8 +495,7 @@ def test_explain_on_the_command_line(own_directory: Path) -> None:
         "--process",
         "500MiB",
     ]
-    result = foretrain(*words)
-    assert result.returncode == 0, result.stderr
+    result = foretrain(*words, code=0)
     for words_said in ("with your numbers", "transformer.wte.weight", "= the process", "observed (yours)"):
         assert words_said in result.stdout
     data = json.loads(foretrain(*words, "--json").stdout)
@@ -505,16 +503,15 @@ def test_explain_on_the_command_line(own_directory: Path) -> None:
     assert data["timeline"]
 
 
-def test_snapshot_on_the_command_line(own_directory: Path) -> None:
-    result = foretrain(
-        "plan", *WORDS, "--compile=false", "--gpu", "4070", "--snapshot", "s.pickle", "--trainer", "nanogpt"
+def test_snapshot_on_the_command_line() -> None:
+    foretrain(
+        "plan", *WORDS, "--compile=false", "--gpu", "4070", "--snapshot", "s.pickle", "--trainer", "nanogpt", code=0
     )
-    assert result.returncode == 0, result.stderr
     recording = snapshot.read(Path("s.pickle"))
     assert len(recording.entries) > 500
 
 
-def test_largest_is_estimated_at_once_and_traces_nothing(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_largest_is_estimated_at_once_and_traces_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def traces(*_: object) -> None:
         raise AssertionError("nothing is traced without --exact")
 
@@ -532,7 +529,7 @@ def test_largest_is_estimated_at_once_and_traces_nothing(own_directory: Path, mo
     assert "segments" in shown
 
 
-def test_largest_on_the_command_line(own_directory: Path) -> None:
+def test_largest_on_the_command_line() -> None:
     words = (
         "plan",
         *WORDS,
@@ -544,8 +541,7 @@ def test_largest_on_the_command_line(own_directory: Path) -> None:
         "--largest",
         "batch_size",
     )
-    result = foretrain(*words, "--exact", "--json")
-    assert result.returncode == 0, result.stderr
+    result = foretrain(*words, "--exact", "--json", code=0)
     data = json.loads(result.stdout)
     assert data["source"] == "traced"
     assert data["option"] == "batch_size"
@@ -553,10 +549,9 @@ def test_largest_on_the_command_line(own_directory: Path) -> None:
     assert {probe["verdict"] for probe in data["probes"]} <= {"fits", "tight", "may_not_fit", "does_not_fit"}
 
 
-def test_check_fails_where_no_value_fits(own_directory: Path) -> None:
+def test_check_fails_where_no_value_fits() -> None:
     words = ["plan", *WORDS, "--compile=false", "--gpu", "4070", "--used-by-others", "11.46GiB", "--largest", "n_layer"]
-    result = foretrain(*words, "--check")
-    assert result.returncode == 3, result.stderr
+    result = foretrain(*words, "--check", code=3)
     assert "No n_layer fits" in result.stdout
     assert "n_layer" in result.stderr
 
@@ -637,13 +632,12 @@ def test_the_environments_allocator(
 ) -> None:
     """The ledger uses no setting, so a broken one does not stop it."""
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", conf)
-    result = foretrain("plan", *WORDS, "--compile=false", "--gpu", "4070", *(["--exact"] if trace else []))
-    assert result.returncode == code, result.stderr
+    result = foretrain("plan", *WORDS, "--compile=false", "--gpu", "4070", *(["--exact"] if trace else []), code=code)
     assert word in result.stderr
     assert "Traceback" not in result.stderr
 
 
-def test_expandable_segments_on_the_command_line(own_directory: Path) -> None:
+def test_expandable_segments_on_the_command_line() -> None:
     words = ["plan", "gpt2-124m", "--compile=false", "--gpu", "4070", "--exact", "--json"]
     native, expandable = (
         json.loads(foretrain(*words, *extra).stdout)["exact"][1]["smallest_limit_bytes"]

@@ -1,7 +1,11 @@
 """`foretrain.plan` and `plan_finetune` for Python: what is given decides, and the command line says the same."""
 
 import json
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
@@ -13,7 +17,7 @@ from foretrain.base.errors import UserError
 from foretrain.config.presets import models
 from foretrain.reports.document import Axis, Bar, Curves, Message, StackedBars, Trace
 from foretrain.reports.making import svg
-from tests.kit.command import foretrain
+from tests.kit.command import REPO, foretrain, refused
 
 ASKED = {"method": "lora", "seq_len": 512, "batch_size": 2, "gradient_checkpointing": True}
 
@@ -44,9 +48,8 @@ def test_a_config_in_memory_is_planned_as_its_file() -> None:
 def test_what_is_given_decides() -> None:
     assert isinstance(library.plan("qwen3-0.6b", gpu="4070"), library.Plan)  # our own preset of that name
     assert isinstance(library.plan("qwen3-0.6b", gpu="4070", method="qlora"), library.FineTunePlan)
-    with pytest.raises(UserError, match="plan_finetune") as caught:
+    with refused("usage.plan_finetune", match="plan_finetune"):
         library.plan("hf:Qwen/Qwen3-0.6B", gpu="4070")
-    assert caught.value.id == "usage.plan_finetune"
     logged = library.plan("qwen3-0.6b", gpu="4070", method="lora", step_s=4.0).timing
     assert (logged.source, logged.tokens_per_s) == ("measured (log)", 2048 / 4.0)
     with pytest.raises(UserError, match="full, lora, qlora"):
@@ -92,3 +95,18 @@ def test_curves_without_values_are_no_picture() -> None:
     dots = next(each.attrib["d"] for each in drawing.iter() if "data-series" in each.attrib and "fill" in each.attrib)
     heights = [float(y) for y in re.findall(r"M[\d.]+ ([\d.]+)", dots)]
     assert heights[0] < heights[2] < heights[1]  # down the page
+
+
+def start(threads: int, cache: Path) -> subprocess.Popen[str]:
+    environment = {**os.environ, "FORETRAIN_CACHE": str(cache), "PYTHONPATH": str(REPO)}
+    command = [sys.executable, "-m", "tests.kit.many_plans", str(threads)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPO, env=environment)
+
+
+def test_plans_made_at_once_are_those_made_one_by_one(tmp_path: Path) -> None:
+    """In processes of their own, as what one thread has spoilt would be remembered: hence some seconds."""
+    made = {threads: start(threads, tmp_path / str(threads)) for threads in (1, 8)}
+    answers: dict[int, list[Any]] = {threads: json.loads(process.communicate()[0]) for threads, process in made.items()}
+    assert len(answers[1]) == 40
+    assert not [answer for answer in answers[1] if isinstance(answer, str)]
+    assert [n for n, (alone, at_once) in enumerate(zip(*answers.values(), strict=True)) if alone != at_once] == []

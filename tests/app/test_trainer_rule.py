@@ -39,15 +39,14 @@ def planned(*words: str) -> dict:
         (["own.py"], "nanogpt"),  # nanoGPT ignores the line of foretrain's own
     ],
 )
-def test_the_rule(own_directory: Path, words: list[str], step: str) -> None:
+def test_the_rule(words: list[str], step: str) -> None:
     Path("own.toml").write_text("batch_size = 4\n")
     Path("own.py").write_text("batch_size = 4\nloss_chunk_size = 1024\n")
     assert resolve(words).step == step
 
 
 def test_a_guard_before_nanogpt_stops_what_nanogpt_cannot_run() -> None:
-    result = foretrain("plan", C, *CARD, "--check")
-    assert result.returncode == 3
+    result = foretrain("plan", C, *CARD, "--check", code=3)
     assert "nanoGPT's training step" in result.stderr
     assert "--trainer foretrain" in result.stderr
     assert foretrain("plan", C, *CARD, "--check", "--trainer", "foretrain").returncode == 0

@@ -10,7 +10,7 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
 from unittest import mock
@@ -18,26 +18,40 @@ from unittest import mock
 import pytest
 from rich.console import Console
 
+from foretrain.base.errors import UserError
+
 REPO = Path(__file__).parents[2]
 
 
 def foretrain(
-    *words: str, cwd: Path | None = None, timeout: float = 600, apart: bool = False
+    *words: str, cwd: Path | None = None, timeout: float = 600, apart: bool = False, code: int | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command line as a user does. Within this process, as importing torch takes seconds; `apart`: in its own."""
+    """Run the command line as a user does, and check that it ends with `code`. Within this process, as importing torch
+    takes seconds; `apart`: in its own."""
     command = [sys.executable, "-c", "from foretrain.cli import main; main()", *words]
     if apart or cwd is not None:
-        return subprocess.run(
-            command, capture_output=True, text=True, cwd=cwd, timeout=timeout, check=False,
-            env={**os.environ, "COLUMNS": "120", "NO_COLOR": "1"},
-        )  # fmt: skip
-    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", newline="\n") for _ in range(2))
-    code = _main(words, out, err)
-    texts = []
-    for stream in (out, err):
-        stream.flush()
-        texts.append(stream.buffer.getvalue().decode())  # type: ignore[attr-defined]
-    return subprocess.CompletedProcess(command, code, *texts)
+        env = {**os.environ, "COLUMNS": "120", "NO_COLOR": "1"}
+        result = subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=timeout, check=False, env=env)
+    else:
+        out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", newline="\n") for _ in range(2))
+        ended, texts = _main(words, out, err), []
+        for stream in (out, err):
+            stream.flush()
+            texts.append(stream.buffer.getvalue().decode())  # type: ignore[attr-defined]
+        result = subprocess.CompletedProcess(command, ended, *texts)
+    assert code is None or result.returncode == code, (result.returncode, result.stdout, result.stderr)
+    return result
+
+
+@contextlib.contextmanager
+def refused(
+    id: str | None = None, *, code: int | None = None, match: str | None = None
+) -> Iterator[pytest.ExceptionInfo[UserError]]:
+    """Check that what is inside ends in an error of the user's with this id, exit code and text."""
+    with pytest.raises(UserError, match=match) as caught:
+        yield caught
+    assert id is None or caught.value.id == id, str(caught.value)
+    assert code is None or caught.value.exit_code == code, str(caught.value)
 
 
 def first_screen(command: str, *words: str, most_lines: int) -> subprocess.CompletedProcess[str]:

@@ -8,10 +8,7 @@ from tests.kit.lifetimes import export
 
 MIB = 1 << 20
 
-LABELS = {
-    "w": Label("transformer.wte.weight", "weights", ("embedding",)),
-    "x": Label("h.0.mlp.c_fc", "activations"),
-}
+LABELS = {"w": Label("transformer.wte.weight", "weights", ("embedding",)), "x": Label("h.0.mlp.c_fc", "activations")}
 
 # Weights of 30 MiB, an activation of 50 that comes and goes, a small tensor, another activation in its place.
 EVENTS = [

@@ -309,7 +309,7 @@ def busy_watch() -> Contention:
     return watch
 
 
-def test_run_names_other_programs_and_lets_threads_sleep(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_names_other_programs_and_lets_threads_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
     write_dataset(Path("data/toy"))
     monkeypatch.setattr(cpu_threads, "can_sleep", lambda: True)
     torch.set_num_threads(2)
@@ -321,7 +321,7 @@ def test_run_names_other_programs_and_lets_threads_sleep(own_directory: Path, mo
     assert "others_cores" in json.dumps(lines)
 
 
-def test_giving_way_keeps_the_threads_and_every_bit(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_giving_way_keeps_the_threads_and_every_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside others, stopped in its middle and resumed on a quiet machine: as the run that was never disturbed."""
     monkeypatch.setattr(cpu_threads, "can_sleep", lambda: True)
     monkeypatch.setattr(cpu_threads, "usable_cores", lambda: 4)

@@ -18,7 +18,7 @@ from foretrain.runs.folder import create
 from foretrain.training.device import place
 from foretrain.training.feed import Ahead, Feed, token_files
 from foretrain.training.trainer import Trainer
-from tests.kit.command import foretrain
+from tests.kit.command import foretrain, refused
 from tests.kit.data import shards
 from tests.kit.tiny import tiny, write_dataset
 
@@ -31,7 +31,7 @@ def _no_thread_is_left() -> Iterator[None]:
     assert not [t for t in threading.enumerate() if t.name == "foretrain-data"]
 
 
-def test_files_are_open_from_the_beginning(own_directory: Path) -> None:
+def test_files_are_open_from_the_beginning() -> None:
     """A process that can open no more later, or whose files lose their names, goes on: also to its first evaluation."""
     info = read_info(write_dataset(Path("data/toy")))
     both = token_files(tiny(), info)
@@ -157,10 +157,8 @@ def test_a_flipped_bit_ends_a_run_with_its_sentence() -> None:
     data = bytearray(path.read_bytes())
     data[50] ^= 4
     path.write_bytes(data)
-    with pytest.raises(UserError) as caught:
+    with refused("data.bad_block", code=ExitCode.DATA):
         own.run()
-    assert caught.value.id == "data.bad_block"
-    assert caught.value.exit_code == ExitCode.DATA
     record = own.directory.read_record()
     assert (record.status, record.reason) == ("failed", "data.bad_block")
 
@@ -218,8 +216,14 @@ def test_bad_shards_on_the_command_line() -> None:
     path.write_bytes(data)
     model = ["--n_layer=1", "--n_head=1", "--n_embd=8", "--block_size=16", "--device=cpu", "--compile=false"]
     result = foretrain(
-        "train", "--dataset=toy", *model, "--decay_lr=false", "--max_iters=50", "--eval_iters=1", "--batch_size=8"
+        "train",
+        "--dataset=toy",
+        *model,
+        "--decay_lr=false",
+        "--max_iters=50",
+        "--eval_iters=1",
+        "--batch_size=8",
+        code=7,
     )
-    assert result.returncode == 7, result.stderr
     assert "train-00001.bin: block 1 (bytes 256 to 511)" in result.stderr
     assert "Traceback" not in result.stderr

@@ -19,7 +19,7 @@ from foretrain.runs.folder import RunDirectory
 from foretrain.training import trainer
 from foretrain.training.device import give_back, keep_memory, place
 from foretrain.training.memory_limit import HostGuard
-from tests.kit.command import foretrain
+from tests.kit.command import foretrain, refused
 from tests.kit.tiny import tiny, write_dataset
 from tests.kit.training import train
 
@@ -35,9 +35,8 @@ def train_words(*more: str) -> tuple[str, ...]:
 # -- before the first step ---------------------------------------------------------------------------------
 
 
-def test_run_beyond_the_machine_is_refused_and_leaves_nothing(own_directory: Path) -> None:
-    result = foretrain(*train_words(*HUGE))
-    assert result.returncode == ExitCode.OUT_OF_MEMORY
+def test_run_beyond_the_machine_is_refused_and_leaves_nothing() -> None:
+    result = foretrain(*train_words(*HUGE), code=ExitCode.OUT_OF_MEMORY)
     assert "needs at least" in result.stderr
     assert "Nothing was trained" in result.stderr
     assert "--batch_size=" in result.stderr
@@ -48,10 +47,9 @@ def test_run_beyond_the_machine_is_refused_and_leaves_nothing(own_directory: Pat
 def test_named_micro_batch_is_the_same_training_and_fits() -> None:
     config = tiny(batch_size=4096, gradient_accumulation_steps=2, block_size=64)
     gpu, free = place(config).gpu, 600 * MIB
-    with pytest.raises(UserError) as refused:
+    with refused("memory.machine_smaller") as caught:
         host_fit.check(config, gpu, compiled=False, free=lambda: free - (resident_bytes() or 0))
-    assert refused.value.id == "memory.machine_smaller"
-    values = refused.value.values
+    values = caught.value.values
     assert values["smaller"] * values["more"] == 4096 * 2
     assert (values["free"], values["needs"] > free) == (free, True)
     cut = config.model_copy(update={"batch_size": values["smaller"], "gradient_accumulation_steps": values["more"]})
@@ -60,9 +58,8 @@ def test_named_micro_batch_is_the_same_training_and_fits() -> None:
 
 def test_too_large_for_one_sequence_is_refused_without_a_smaller() -> None:
     config = tiny(n_embd=4096, n_head=2)
-    with pytest.raises(UserError) as refused:
+    with refused("memory.machine"):
         host_fit.check(config, place(config).gpu, compiled=False, free=lambda: 0)
-    assert refused.value.id == "memory.machine"
 
 
 def test_where_the_system_says_nothing_nothing_is_refused() -> None:
@@ -109,9 +106,7 @@ def test_the_guard_ends_the_run_once_and_stops_with_it() -> None:
     assert not quiet._thread.is_alive()
 
 
-def test_run_that_fills_the_machine_ends_with_its_sentence(
-    own_directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_that_fills_the_machine_ends_with_its_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel killed it at 24 GB (exit code 137), without a word."""
     ended, step = list[UserError](), threading.Event()
     monkeypatch.setattr(trainer, "end_process", lambda error: (ended.append(error), step.set()))

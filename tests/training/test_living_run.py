@@ -1,6 +1,7 @@
 """What a run meets while it lives: lost cards, compilers that fail, terminals that close, machines that sleep."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -18,12 +19,16 @@ from foretrain.base.errors import ExitCode, UserError
 from foretrain.cli import keep_going as supervisor
 from foretrain.cli.commands.train import Patient, patient_output
 from foretrain.data.dataset import read_info
+from foretrain.model.step import build, train_step
+from foretrain.predict.trace.self_test import traced_on_cpu
+from foretrain.runs import folder
 from foretrain.runs.folder import RunDirectory, newest_unfinished
-from foretrain.training import checkpoint, nonfinite, trainer
-from foretrain.training.attempts import card_is_lost, is_out_of_memory, not_compiled
+from foretrain.training import checkpoint, device, nonfinite, trainer
+from foretrain.training.attempts import NotCompiled, attempt, card_is_lost, go_eager, is_out_of_memory, not_compiled
+from foretrain.training.device import place
 from foretrain.training.vitals import Clocks, Vitals
 from tests.faults.harness import fork, wait
-from tests.kit.command import REPO
+from tests.kit.command import REPO, refused
 from tests.kit.tiny import TINY, tiny, write_dataset
 from tests.kit.training import assert_same, fail_in_step, final_tensors, train
 
@@ -52,7 +57,7 @@ def test_what_counts_as_a_lost_card(error: BaseException, lost: bool) -> None:
     "the card is lost (Xid, dead CUDA context)", row="B.3", sees="exit code 4: the card failed, what it said, where to look",
     safe="earlier checkpoints; no further call to the card; --auto-restart begins again in a new process",
 )  # fmt: skip
-def test_a_lost_card_is_left_alone(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_card_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """After the error no function of torch.cuda is called, though the run believes that it is on a card."""
     write_dataset(Path("data/toy"))
     lost, calls = [False], []
@@ -67,9 +72,6 @@ def test_a_lost_card_is_left_alone(own_directory: Path, monkeypatch: pytest.Monk
         return call
 
     own = tiny(max_iters=20, lr_decay_iters=20)
-    from foretrain.runs import folder
-    from foretrain.training.device import place
-
     directory = folder.create("out")
     run = trainer.Trainer(own, read_info(Path("data/toy")), directory, place(own))
     original = trainer.train_step
@@ -101,9 +103,7 @@ def test_a_lost_card_is_left_alone(own_directory: Path, monkeypatch: pytest.Monk
     "out of memory in the optimizer", row="B.1", sees="exit code 5 with the smaller micro-batch; --auto-restart goes on by itself",
     safe="nothing half-updated is saved; a resume continues from the last checkpoint with half the micro-batch",
 )  # fmt: skip
-def test_optimizer_out_of_memory_goes_back_to_the_checkpoint(
-    own_directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_optimizer_out_of_memory_goes_back_to_the_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bit for bit the run that was stopped at that checkpoint and went on with half the micro-batch."""
     config = tiny(dropout=0.1)
 
@@ -123,7 +123,7 @@ def test_optimizer_out_of_memory_goes_back_to_the_checkpoint(
     assert_same(final_tensors(Path("resumed")), final_tensors(Path("out")))
 
 
-def test_keep_going_begins_again_after_a_lost_card(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keep_going_begins_again_after_a_lost_card(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(trainer, "train_step", lambda *words: (_ for _ in ()).throw(LOST))
         with pytest.raises(UserError):
@@ -146,11 +146,9 @@ def test_keep_going_begins_again_after_a_lost_card(own_directory: Path, monkeypa
 )  # fmt: skip
 @pytest.mark.parametrize("changes", [{}, {"compile_blocks": True}, {"loss_chunk_size": 64}])
 def test_a_compiler_that_fails_leaves_an_uncompiled_run(
-    changes: dict[str, Any], own_directory: Path, monkeypatch: pytest.MonkeyPatch
+    changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch._inductor.compile_fx as compile_fx
-
-    from foretrain.training import device
 
     def out_of_resources(*words: Any, **named: Any) -> Any:
         raise RuntimeError("out of resource: shared memory, Required: 262144, Hardware limit: 101376.")
@@ -177,10 +175,6 @@ def test_a_compiler_that_fails_leaves_an_uncompiled_run(
 
 def test_step_after_a_failed_compiler_takes_uncompiled_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch._inductor.compile_fx as compile_fx
-
-    from foretrain.model.step import build, train_step
-    from foretrain.predict.trace.self_test import traced_on_cpu
-    from foretrain.training.attempts import NotCompiled, attempt, go_eager
 
     def no_compiler(*words: Any, **named: Any) -> Any:
         raise RuntimeError("no compiler")
@@ -229,7 +223,7 @@ def test_shapes_of_a_lack_of_memory(text: str) -> None:
     safe="the last whole step: a step that is broken off between two micro-steps is done again",
 )  # fmt: skip
 @pytest.mark.parametrize("micro", [1, 2])
-def test_a_stop_between_two_micro_steps(micro: int, own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_between_two_micro_steps(micro: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The step is taken back; the whole run is bit for bit the one without a stop."""
     own = {"dropout": 0.1, "gradient_accumulation_steps": 4, "batch_size": 2}
     original, tries = trainer.train_step, iter(range(10**6))
@@ -265,7 +259,7 @@ def test_a_stop_between_two_micro_steps(micro: int, own_directory: Path, monkeyp
     "SIGHUP, closed terminal, broken pipe", row="B.3", sees="nothing more on the screen; the run's files have it all",
     safe="everything: the run goes on to its end",
 )  # fmt: skip
-def test_a_reader_that_goes_away_and_a_hangup_end_nothing(own_directory: Path) -> None:
+def test_a_reader_that_goes_away_and_a_hangup_end_nothing() -> None:
     write_dataset(Path("data/toy"))
     words = [f"--{k}={v}" for k, v in {**TINY, "max_iters": 40, "lr_decay_iters": 40}.items()]
     command = [sys.executable, "-c", "from foretrain.cli import main; main()", "train", *words]
@@ -351,7 +345,7 @@ def test_gaps_in_time_are_told(asleep_s: float, set_s: float, ids: list[str]) ->
     assert [values["seconds"] for _, values in found] == [abs(x) for x in (asleep_s, set_s) if abs(x) > 5]
 
 
-def test_a_clock_that_jumps_at_every_look_moves_nothing(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_that_jumps_at_every_look_moves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     real, jumps = time.time, iter(range(10**6))
     monkeypatch.setattr(time, "time", lambda: real() + (-1) ** next(jumps) * 86400)
     record = train(tiny())
@@ -413,7 +407,7 @@ def vitals_of(driver: Any) -> Vitals:
     safe="everything: training does not need them",
 )  # fmt: skip
 @pytest.mark.parametrize("failing", ["", *NVML_CALLS])
-def test_a_driver_that_fails_at_one_call_costs_that_figure(failing: str, own_directory: Path) -> None:
+def test_a_driver_that_fails_at_one_call_costs_that_figure(failing: str) -> None:
     own = vitals_of(Driver(failing))
     found = own.now()
     assert found["allocated_bytes"] == 5
@@ -430,7 +424,7 @@ def test_a_driver_that_fails_at_one_call_costs_that_figure(failing: str, own_dir
     "thermal or power throttling", row="B.3", sees="a note: the clock, what it was, why, how hot the card is",
     safe="everything: a run never fails of it",
 )  # fmt: skip
-def test_a_lowered_clock_is_told_once(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lowered_clock_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     driver = Driver()
@@ -454,7 +448,7 @@ def test_a_lowered_clock_is_told_once(own_directory: Path, monkeypatch: pytest.M
     "the loss leaps", row="B.2", sees="a note with the loss, the usual one and the distance",
     safe="everything: nothing is skipped or changed",
 )  # fmt: skip
-def test_a_leap_of_the_loss_is_told_also_across_a_resume(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_leap_of_the_loss_is_told_also_across_a_resume(monkeypatch: pytest.MonkeyPatch) -> None:
     """One step of a hundred with a loss of five times the others; the run is stopped just before it."""
     own = {"max_iters": 80, "lr_decay_iters": 80, "eval_interval": 40, "learning_rate": 1e-5, "min_lr": 1e-6}
     original = trainer.train_step
@@ -489,8 +483,6 @@ def test_a_leap_of_the_loss_is_told_also_across_a_resume(own_directory: Path, mo
 
 
 def test_noise_and_slopes_are_no_leaps() -> None:
-    import random
-
     chance, recent, most = random.Random(1), (), 0.0
     for step in range(3000):
         loss = 10 / (1 + step / 50) + 2 + chance.gauss(0, 0.05)
@@ -508,7 +500,7 @@ def test_noise_and_slopes_are_no_leaps() -> None:
     "two runs in one directory", row="B.3", sees="the second gets a folder of its own, or is refused (exit code 2) in a moment",
     safe="both: a lock that the system frees with its process",
 )  # fmt: skip
-def test_two_hundred_pairs_never_share_a_directory(own_directory: Path) -> None:
+def test_two_hundred_pairs_never_share_a_directory() -> None:
     """Both start at the same moment, in processes of their own; the holder is then killed and the run is free again."""
     script = (
         "import sys, time; from foretrain.runs import folder as store\n"
@@ -526,9 +518,8 @@ def test_two_hundred_pairs_never_share_a_directory(own_directory: Path) -> None:
                 one.stdin.flush()  # type: ignore[union-attr]
             names = {one.stdout.readline().strip() for one in pair}  # type: ignore[union-attr]
             assert names == {f"r{i}", f"r{i}-2"}
-            with pytest.raises(UserError) as caught:
+            with refused(code=ExitCode.USAGE):
                 RunDirectory(Path(f"r{i}")).acquire()
-            assert caught.value.exit_code == ExitCode.USAGE
             if i < 199:
                 for one in pair:
                     one.stdin.write("\n")  # type: ignore[union-attr]

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from foretrain.data.dataset import read_info
 from foretrain.hardware.catalogue import find
 from foretrain.model import graphed
 from foretrain.model.graphed import GraphedStep
-from foretrain.model.step import build, train_step
+from foretrain.model.step import build, evaluation_loss, train_step
 from foretrain.runs import folder
 from foretrain.runs.folder import RunDirectory
 from foretrain.training import memory_limit, trainer
@@ -31,6 +32,7 @@ from foretrain.training.meter import Meter
 from foretrain.training.starting import config_digest
 from foretrain.training.trainer import Trainer
 from tests.kit.calibrations import made_up_calibration
+from tests.kit.command import refused
 from tests.kit.tiny import tiny, write_dataset
 from tests.kit.training import NO_MEMORY, AsAlways, assert_same, fail_in_step, final_tensors, train
 
@@ -45,7 +47,7 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("where", ["forward", "backward"])
 @pytest.mark.parametrize("micro", [0, 1])
 def test_out_of_memory_in_a_micro_step_learns_as_the_smaller(
-    where: str, micro: int, own_directory: Path, monkeypatch: pytest.MonkeyPatch
+    where: str, micro: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bit for bit, with dropout: weights, moments and the generator of the run that had the smaller one all along."""
     changes = {"dropout": 0.1, "max_iters": 6}
@@ -62,7 +64,7 @@ def test_out_of_memory_in_a_micro_step_learns_as_the_smaller(
     assert (written.batch_size, written.gradient_accumulation_steps, written.eval_rows) == (2, 4, 8)
 
 
-def test_out_of_memory_in_a_later_step(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_in_a_later_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a run that was stopped before that step and resumed at the smaller micro-batch."""
 
     def stop(event: Any) -> None:
@@ -81,9 +83,7 @@ def test_out_of_memory_in_a_later_step(own_directory: Path, monkeypatch: pytest.
     assert_same(final_tensors(Path("resumed")), final_tensors(Path("shrunk")))
 
 
-def test_a_resumed_run_keeps_the_micro_batch_that_memory_forced(
-    own_directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_run_keeps_the_micro_batch_that_memory_forced(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         fail_in_step(patch, 1, 0, "forward")
         train(tiny(max_iters=4, out_dir="r", decay_lr=False))
@@ -116,7 +116,7 @@ def test_a_measured_step_that_is_broken_off_leaves_nothing(monkeypatch: pytest.M
 
 @pytest.mark.parametrize(("graph_at", "expected"), [(4, [True, True]), (2, [False, False])])
 def test_run_that_ran_out_of_memory_keeps_its_way_of_steps(
-    graph_at: int, expected: list[bool], own_directory: Path, monkeypatch: pytest.MonkeyPatch
+    graph_at: int, expected: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A graph takes more: it is none of the ways out, though smaller micro-batches alone would be one; nor after a
     resume. That it is one is said once."""
@@ -141,13 +141,10 @@ def test_run_that_ran_out_of_memory_keeps_its_way_of_steps(
 
 
 @pytest.mark.parametrize("step", [0, 2])
-def test_out_of_memory_in_the_optimizer_is_never_tried_again(
-    step: int, own_directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_out_of_memory_in_the_optimizer_is_never_tried_again(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     fail_in_step(monkeypatch, step, 0, "optimizer")
-    with pytest.raises(UserError) as caught:
+    with refused("memory.optimizer_step", code=ExitCode.OUT_OF_MEMORY) as caught:
         train(tiny())
-    assert (caught.value.id, caught.value.exit_code) == ("memory.optimizer_step", ExitCode.OUT_OF_MEMORY)
     assert "--batch_size=2 --gradient_accumulation_steps=4" in str(caught.value)
     record = RunDirectory(Path("out")).read_record()
     assert (record.status, record.steps_done, record.config.batch_size) == ("failed", step, 2)
@@ -159,7 +156,7 @@ def test_out_of_memory_in_the_optimizer_is_never_tried_again(
     safe="everything: training is not moved",
 )  # fmt: skip
 @pytest.mark.parametrize("at", [0, 1, 3, 5])
-def test_out_of_memory_in_an_evaluation(at: int, own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_in_an_evaluation(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same sequences in smaller batches: the same loss to rounding, and training is not moved."""
     whole = train(tiny(dropout=0.1, out_dir="whole"))
     original, count = trainer.evaluation_loss, iter(range(10**6))
@@ -178,18 +175,17 @@ def test_out_of_memory_in_an_evaluation(at: int, own_directory: Path, monkeypatc
     assert "evaluation_shrunk" in [event["id"] for event in RunDirectory(Path("shrunk")).read_lines("events")]
 
 
-def test_an_evaluation_of_one_sequence_that_does_not_fit(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_evaluation_of_one_sequence_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*_: object) -> None:
         raise NO_MEMORY
 
     monkeypatch.setattr(trainer, "evaluation_loss", failing)
-    with pytest.raises(UserError) as caught:
+    with refused("memory.one_sequence", code=ExitCode.OUT_OF_MEMORY):
         train(tiny())
-    assert (caught.value.id, caught.value.exit_code) == ("memory.one_sequence", ExitCode.OUT_OF_MEMORY)
 
 
 @pytest.mark.parametrize("eval_batch", [1, 3, 5, 8, 64])
-def test_evaluation_sees_the_same_sequences_at_any_batch(eval_batch: int, own_directory: Path) -> None:
+def test_evaluation_sees_the_same_sequences_at_any_batch(eval_batch: int) -> None:
     changes = {"eval_only": True, "eval_iters": 5}  # 20 sequences; 3 and 8 leave a smaller last batch
     whole = train(tiny(**changes, out_dir="whole"))
     other = train(tiny(**changes, out_dir="other", eval_batch_size=eval_batch))
@@ -198,7 +194,7 @@ def test_evaluation_sees_the_same_sequences_at_any_batch(eval_batch: int, own_di
     assert sequences.val_loss == pytest.approx(whole.val_loss, rel=1e-6)
 
 
-def test_evaluation_makes_no_second_peak(own_directory: Path) -> None:
+def test_evaluation_makes_no_second_peak() -> None:
     """Logits rule here. Many batches take what one takes: half of training's where each is half as large."""
     sizes = {"vocab_size": 4096, "block_size": 64, "max_iters": 6, "eval_interval": 3}
 
@@ -230,8 +226,6 @@ def test_what_counts_as_out_of_memory() -> None:
 
 def test_nothing_holds_the_activations_of_a_failed_step() -> None:
     """An exception kept alive would keep every activation, and the smaller micro-batch would fail as well."""
-    import weakref
-
     state = build(tiny(), CPU, torch.float32, compile=False)
     kept: list[weakref.ref[torch.Tensor]] = []
 
@@ -302,7 +296,7 @@ def test_any_split_has_the_gradient_of_the_whole(rows: int, heads: int, layers: 
         assert difference <= 1e-5 * norm, batch
 
 
-def test_the_digest_knows_the_product_alone(own_directory: Path) -> None:
+def test_the_digest_knows_the_product_alone() -> None:
     assert config_digest(tiny()) == config_digest(tiny(batch_size=8, gradient_accumulation_steps=1))
     assert config_digest(tiny()) != config_digest(tiny(batch_size=8))
     train(tiny(max_iters=4, out_dir="r"))
@@ -314,7 +308,7 @@ def test_the_digest_knows_the_product_alone(own_directory: Path) -> None:
 # -- memory_limit ------------------------------------------------------------------------------------------
 
 
-def test_a_limit_on_a_cpu_is_watched_and_recorded(own_directory: Path) -> None:
+def test_a_limit_on_a_cpu_is_watched_and_recorded() -> None:
     notes: list[Any] = []
     record = train(tiny(memory_limit="50MiB"), listen=notes.append)
     told = [note for note in notes if getattr(note, "id", "") == "memory_exceeded"]
@@ -332,12 +326,9 @@ def test_a_limit_on_a_cpu_is_watched_and_recorded(own_directory: Path) -> None:
     [(None, None, "RTX 4070", 300), (None, None, "H200", 758), (200, None, "H200", 264), (200, 250, "RTX 4070", 314)],
 )
 def test_the_cap_on_cuda_leaves_room_for_the_context(
-    calibrated: int | None, now: int | None, card: str, held: int, name: str, index: int, own_directory: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    calibrated: int | None, now: int | None, card: str, held: int, name: str, index: int, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Against a card that is not there: PyTorch's own functions, down to what they would call in C++."""
-    from types import SimpleNamespace
-
     given: list[tuple[float, int]] = []
     monkeypatch.setattr(torch.cuda, "_initialized", True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
@@ -350,12 +341,11 @@ def test_the_cap_on_cuda_leaves_room_for_the_context(
     values = memory_limit.cap(placement, 6 * 2**30)
     assert values["context"] == held * 2**20
     assert given == [((6 * 2**30 - held * 2**20) / (12 * 2**30), index)]
-    with pytest.raises(UserError) as caught:
+    with refused(code=ExitCode.USAGE):
         memory_limit.cap(placement, held * 2**20)
-    assert caught.value.exit_code == ExitCode.USAGE
 
 
-def test_a_failure_outside_of_steps_is_a_sentence(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_outside_of_steps_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_memory(*_: object, **__: object) -> Callable[..., None]:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes.")
 
@@ -371,8 +361,6 @@ def test_a_failure_outside_of_steps_is_a_sentence(own_directory: Path, monkeypat
 
 def test_an_own_evaluation_batch_does_not_make_training_symbolic(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dynamo would compile for any size what it has seen in two, and kernels for any size are slower."""
-    from foretrain.model.step import evaluation_loss
-
     original, symbolic = torch.compile, []
 
     def record(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:

@@ -22,7 +22,7 @@ from foretrain.runs.record import RankFigures
 from foretrain.training.place import ALONE, Place, first_node, place_of
 from foretrain.training.ranks import slow
 from tests.kit import train_ranks as kit
-from tests.kit.command import foretrain
+from tests.kit.command import foretrain, refused
 from tests.kit.training import assert_same
 
 # -- two ranks -------------------------------------------------------------------------------------------------
@@ -158,8 +158,7 @@ def test_ranks_that_cannot_share_a_step_are_refused_at_once(
 ) -> None:
     kit.prepared(tmp_path, kit.config())
     monkeypatch.chdir(tmp_path)
-    found = foretrain("train", "run.toml", "--gpus", gpus)
-    assert found.returncode == ExitCode.USAGE
+    found = foretrain("train", "run.toml", "--gpus", gpus, code=ExitCode.USAGE)
     assert gpus in found.stderr
     assert not (tmp_path / "out").exists()
 
@@ -228,9 +227,8 @@ def test_a_process_finds_its_rank(environ: Mapping[str, str], place: Place) -> N
     ],
 )
 def test_variables_that_name_no_rank_are_refused(environ: Mapping[str, str]) -> None:
-    with pytest.raises(UserError) as caught:
+    with refused(code=ExitCode.ENVIRONMENT):
         place_of(environ)
-    assert caught.value.exit_code == ExitCode.ENVIRONMENT
 
 
 @pytest.mark.parametrize(
@@ -253,11 +251,7 @@ def test_what_is_started_here() -> None:
     )
     with pytest.raises(UserError, match="--gpus 4"):
         keep_going.wanted(4, made, TORCHRUN)
-    assert keep_going.own_words(["train", "a.toml", "--gpus", "2", "--x=1", "--gpus=3"]) == [
-        "train",
-        "a.toml",
-        "--x=1",
-    ]
+    assert keep_going.own_words(["train", "a.toml", "--gpus", "2", "--x=1", "--gpus=3"]) == ["train", "a.toml", "--x=1"]
 
 
 def test_more_ranks_than_cards(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,8 +266,7 @@ def test_more_ranks_than_cards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "late"),
-    [((1.0, 1.0, 1.05), []), ((1.0, 1.3), [1]), ((1.0, 1.5, 1.0, 1.0), [1]), ((0.01, 0.03), [])],
+    ("seconds", "late"), [((1.0, 1.0, 1.05), []), ((1.0, 1.3), [1]), ((1.0, 1.5, 1.0, 1.0), [1]), ((0.01, 0.03), [])]
 )
 def test_a_rank_that_computes_slower_than_most_is_found(seconds: tuple[float, ...], late: list[int]) -> None:
     figures = [

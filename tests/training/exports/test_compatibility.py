@@ -17,20 +17,21 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from foretrain.base.errors import ConfigError, ExitCode, UserError
+from foretrain.config.nanogpt_checkpoint import tensors_of
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import from_values, resolve
 from foretrain.config.shape import ModelShape
 from foretrain.data import hf_tokenizer
-from foretrain.data.batches import TokenFile, train_batches
+from foretrain.data.batches import TokenFile, evaluation_batches, train_batches
 from foretrain.data.dataset import read_info
 from foretrain.data.tokenizer import BpeTokenizer, ByteTokenizer, CharTokenizer, Gpt2Tokenizer, Tokenizer
 from foretrain.model import foreign
 from foretrain.model.gpt2 import GPT
-from foretrain.model.step import evaluation_loss, learning_rate
+from foretrain.model.step import build, evaluation_loss, learning_rate
 from foretrain.runs.folder import RunDirectory
 from foretrain.training import checkpoint, starting
 from foretrain.training.exports.source import export
-from tests.kit.command import foretrain
+from tests.kit.command import foretrain, refused
 from tests.kit.nanogpt import held_by_nanogpt, reference_loss, trained_model, write_ckpt
 from tests.kit.tiny import TINY, tiny, write_dataset
 from tests.kit.training import assert_same, final_tensors, train
@@ -66,7 +67,7 @@ def ckpt(**changes: object) -> Any:
 # -- from nanoGPT --------------------------------------------------------------------------------------------
 
 
-def test_a_run_starts_from_nanogpts_weights(own_directory: Path) -> None:
+def test_a_run_starts_from_nanogpts_weights() -> None:
     state = ckpt(bias=True)
     config = from_values({**UNSHAPED, "init_from": "./ckpt.pt", "max_iters": 2}).config
     assert [getattr(config, key) for key in SHAPE] == [getattr(state.config, key) for key in SHAPE]
@@ -74,8 +75,6 @@ def test_a_run_starts_from_nanogpts_weights(own_directory: Path) -> None:
     record = train(config, listen=events.append)
     info = read_info(Path("data/toy"))
     val = TokenFile(info, "val", 96)
-    from foretrain.data.batches import evaluation_batches
-
     batches = evaluation_batches(val, config.seed, "val", rows=8, batch_size=4, block=16, device=state.device)
     expected = sum(float(evaluation_loss(state, batch)) for batch in batches) / 2
     assert record.first_val_loss == pytest.approx(expected, abs=1e-6)
@@ -83,7 +82,7 @@ def test_a_run_starts_from_nanogpts_weights(own_directory: Path) -> None:
     assert (note.values["step"], len(note.values["sha256"])) == (0, 64)
 
 
-def test_through_nanogpt_and_back_is_as_if_it_had_never_left(own_directory: Path) -> None:
+def test_through_nanogpt_and_back_is_as_if_it_had_never_left() -> None:
     """12 steps at once, against 5, a ckpt.pt, and 7 more from it with its moments: bit for bit on the CPU."""
     train(tiny(out_dir="whole"))
     train(tiny(out_dir="first", max_iters=5))
@@ -99,7 +98,7 @@ def test_through_nanogpt_and_back_is_as_if_it_had_never_left(own_directory: Path
     assert losses[0][5:] == losses[1]
 
 
-def test_another_run_can_be_gone_on_from(own_directory: Path) -> None:
+def test_another_run_can_be_gone_on_from() -> None:
     train(tiny(out_dir="whole"))
     train(tiny(out_dir="first", max_iters=5))
     config = from_values({**UNSHAPED, "init_from": "./first", "init_optimizer": True, "out_dir": "second"}).config
@@ -109,13 +108,12 @@ def test_another_run_can_be_gone_on_from(own_directory: Path) -> None:
     with (newest / "model.safetensors").open("r+b") as file:
         file.seek(-1, os.SEEK_END)
         file.write(b"\x7f")
-    with pytest.raises(UserError) as caught:
+    with refused("checkpoint.cannot_start") as caught:
         train(from_values({**UNSHAPED, "init_from": "./first", "out_dir": "third"}).config)
-    assert caught.value.id == "checkpoint.cannot_start"
     assert "does not match its digest" in str(caught.value)
 
 
-def test_positions_are_cropped_and_rows_are_added(own_directory: Path) -> None:
+def test_positions_are_cropped_and_rows_are_added() -> None:
     state = ckpt()
     values = {**UNSHAPED, "init_from": "./ckpt.pt", "block_size": 8, "vocab_size": 100, "init_optimizer": True}
     resolved = from_values({**values, "max_iters": 3})
@@ -153,7 +151,7 @@ def test_added_rows_raise_the_loss_by_no_more_than_they_say(seed: int, V: int, m
     assert before - 1e-9 <= after <= before + math.log((V + more) / V) + 1e-9
 
 
-def test_what_contradicts_the_file_is_said(own_directory: Path) -> None:
+def test_what_contradicts_the_file_is_said() -> None:
     ckpt()
     found = problems_of(init_from="./ckpt.pt", n_layer=3, n_embd=64, bias=True, block_size=17, vocab_size=95)
     assert {p.values["key"]: p.id.split(".")[1] for p in found} == {
@@ -182,7 +180,7 @@ def test_what_contradicts_the_file_is_said(own_directory: Path) -> None:
     assert [p.id for p in problems_of(init_from="fresh.pt", init_optimizer=True)] == ["config.init_optimizer_none"]
 
 
-def test_plan_knows_the_shape_without_torch(own_directory: Path) -> None:
+def test_plan_knows_the_shape_without_torch() -> None:
     ckpt()
     save_file({name: torch.zeros(shape) for name, shape in hf_shapes().items()}, "lone.safetensors")
     for words in (["--init_from=./ckpt.pt"], ["--init_from=lone.safetensors", "--n_head=4"], ["--init_from=gpt2-xl"]):
@@ -196,11 +194,10 @@ def test_plan_knows_the_shape_without_torch(own_directory: Path) -> None:
     assert "config.init_from_heads" in [p.id for p in problems_of(init_from="lone.safetensors")]
 
 
-def test_nanogpts_own_resume_is_told_the_way(own_directory: Path) -> None:
+def test_nanogpts_own_resume_is_told_the_way() -> None:
     Path("out").mkdir()
     Path("out/ckpt.pt").touch()
-    result = foretrain("train", "--init_from=resume", "--device=cpu")
-    assert result.returncode == ExitCode.USAGE
+    result = foretrain("train", "--init_from=resume", "--device=cpu", code=ExitCode.USAGE)
     assert "--init_from=out/ckpt.pt --init_optimizer" in result.stderr
 
 
@@ -208,7 +205,7 @@ def die(*_: object) -> None:
     raise RuntimeError("gone")
 
 
-def test_run_that_saved_nothing_restarts_from_the_same_weights(own_directory: Path, monkeypatch: Any) -> None:
+def test_run_that_saved_nothing_restarts_from_the_same_weights(monkeypatch: Any) -> None:
     ckpt()
     config = from_values({**UNSHAPED, "init_from": "./ckpt.pt"}).config
     whole = train(config.model_copy(update={"out_dir": "whole"}))
@@ -220,15 +217,14 @@ def test_run_that_saved_nothing_restarts_from_the_same_weights(own_directory: Pa
     # nanoGPT's word takes the run's own origin; another one is refused.
     record = train(config.model_copy(update={"init_from": "resume", "max_iters": 4}), resume=True)
     assert record.config.init_from == "./ckpt.pt"
-    with pytest.raises(UserError) as caught:
+    with refused("usage.resume_changed"):
         train(config.model_copy(update={"init_from": "scratch"}), resume=True)
-    assert caught.value.id == "usage.resume_changed"
     train(config, resume=True)
     assert whole.status == "finished"
     assert_same(final_tensors(Path("whole")), final_tensors(Path("out")))
 
 
-def test_weights_that_changed_under_a_run_are_noticed(own_directory: Path, monkeypatch: Any) -> None:
+def test_weights_that_changed_under_a_run_are_noticed(monkeypatch: Any) -> None:
     ckpt()
     config = from_values({**UNSHAPED, "init_from": "./ckpt.pt"}).config
     with monkeypatch.context() as patch:
@@ -236,17 +232,14 @@ def test_weights_that_changed_under_a_run_are_noticed(own_directory: Path, monke
         with pytest.raises(RuntimeError):
             train(config)
     ckpt(seed=7)
-    with pytest.raises(UserError) as caught:
+    with refused("data.weights_changed"):
         train(config, resume=True)
-    assert caught.value.id == "data.weights_changed"
 
 
 # -- from and to Hugging Face --------------------------------------------------------------------------------
 
 
 def hf_shapes() -> dict[str, tuple[int, ...]]:
-    from foretrain.config.nanogpt_checkpoint import tensors_of
-
     return tensors_of(2, 32, 96, 16, True, conv1d=True)
 
 
@@ -274,8 +267,6 @@ def hugging_face(folder: str, **changes: Any) -> Any:
 def started(init_from: str, **values: Any) -> tuple[Any, dict[str, torch.Tensor]]:
     """(config, weights) of a run that starts from these weights, before its first step."""
     config = from_values({**UNSHAPED, "init_from": init_from, **values}).config
-    from foretrain.model.step import build
-
     state = build(config, torch.device("cpu"), torch.float32, compile=False)
     found = starting.find(init_from)
     assert found
@@ -283,7 +274,7 @@ def started(init_from: str, **values: Any) -> tuple[Any, dict[str, torch.Tensor]
     return config, {name: p.detach() for name, p in state.model.named_parameters()}
 
 
-def test_logits_are_those_of_hugging_face(own_directory: Path) -> None:
+def test_logits_are_those_of_hugging_face() -> None:
     model = hugging_face("theirs")
     with torch.no_grad():
         expected = model(IDX).logits
@@ -311,7 +302,7 @@ def test_logits_are_those_of_hugging_face(own_directory: Path) -> None:
     assert_same(started("./sharded")[1], {name: value.bfloat16().float() for name, value in weights.items()})
 
 
-def test_the_published_activation_is_said_and_near(own_directory: Path) -> None:
+def test_the_published_activation_is_said_and_near() -> None:
     model = hugging_face("theirs", activation_function="gelu_new")
     resolved = from_values({**UNSHAPED, "init_from": "./theirs"})
     assert [note.id for note in resolved.notes] == ["config.init_from_gelu"]
@@ -328,13 +319,13 @@ def test_the_published_activation_is_said_and_near(own_directory: Path) -> None:
     [{"activation_function": "relu"}, {"n_inner": 64}, {"layer_norm_epsilon": 1e-6}, {"scale_attn_weights": False},
      {"scale_attn_by_inverse_layer_idx": True}],
 )  # fmt: skip
-def test_gpt2s_that_compute_something_else_are_refused(odd: dict[str, Any], own_directory: Path) -> None:
+def test_gpt2s_that_compute_something_else_are_refused(odd: dict[str, Any]) -> None:
     hugging_face("theirs", **odd)
     assert [p.id for p in problems_of(init_from="./theirs")] == ["config.init_from_unusable"]
     assert problems_of(init_from="./theirs", bias=False)[0].id == "config.init_from_unusable"
 
 
-def test_damaged_safetensors_are_sentences(own_directory: Path) -> None:
+def test_damaged_safetensors_are_sentences() -> None:
     save_file({name: torch.zeros(shape) for name, shape in hf_shapes().items()}, "a.safetensors")
     whole = Path("a.safetensors").read_bytes()
     for broken in (
@@ -349,9 +340,8 @@ def test_damaged_safetensors_are_sentences(own_directory: Path) -> None:
         assert [p.id for p in problems_of(init_from="b.safetensors", n_head=2)] == ["config.init_from_unusable"]
     Path("c.safetensors").write_bytes(whole[:-10])  # its header is whole, its numbers are not
     config = from_values({**UNSHAPED, "init_from": "c.safetensors", "n_head": 2}).config
-    with pytest.raises(UserError) as caught:
+    with refused("checkpoint.cannot_start"):
         train(config)
-    assert caught.value.id == "checkpoint.cannot_start"
 
 
 def test_published_weights_come_from_the_cache(own_directory: Path, monkeypatch: Any) -> None:
@@ -367,9 +357,8 @@ def test_published_weights_come_from_the_cache(own_directory: Path, monkeypatch:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     found = starting.find("gpt2")
     assert (found.shape["n_embd"], found.activation) == (32, "gelu_new")
-    with pytest.raises(UserError) as caught:
+    with refused("environment.no_weights", code=ExitCode.ENVIRONMENT) as caught:
         starting.find("gpt2-medium")
-    assert (caught.value.id, caught.value.exit_code) == ("environment.no_weights", ExitCode.ENVIRONMENT)
     assert "./gpt2-medium" in str(caught.value)
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(UserError, match="huggingface_hub is not installed"):
@@ -384,7 +373,7 @@ def test_published_shapes_may_be_cropped_and_padded() -> None:
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_transformers_loads_what_is_exported(bias: bool, own_directory: Path) -> None:
+def test_transformers_loads_what_is_exported(bias: bool) -> None:
     transformers = pytest.importorskip("transformers")
     write_dataset(Path("data/toy"), vocab=90)
     Path("data/toy/meta.json").write_text(json.dumps({"dtype": "uint16", "tokenizer": "byte", "vocab_size": 90}))
@@ -412,7 +401,7 @@ def test_transformers_loads_what_is_exported(bias: bool, own_directory: Path) ->
         assert_same(started("./theirs")[1], run_weights("out", 12))
 
 
-def test_a_plain_export_comes_back(own_directory: Path) -> None:
+def test_a_plain_export_comes_back() -> None:
     train(tiny())
     made = export(Path("out"), "safetensors")
     assert (made.path, made.files) == ("out/export-safetensors", ("config.json", "model.safetensors"))
@@ -450,7 +439,7 @@ class NanoGPT(nn.Module):
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_nanogpt_goes_on_where_the_run_stopped(bias: bool, own_directory: Path) -> None:
+def test_nanogpt_goes_on_where_the_run_stopped(bias: bool) -> None:
     """Loaded as nanoGPT's train.py loads it, with its optimizer; the next step's weights are those of our next step."""
     config = tiny(bias=bias, max_iters=6, decay_lr=False, grad_clip=0.0)
     train(config)
@@ -489,7 +478,7 @@ def test_nanogpt_goes_on_where_the_run_stopped(bias: bool, own_directory: Path) 
         assert torch.allclose(mine, theirs, atol=2e-6), name
 
 
-def test_a_run_on_a_card_leaves_the_fused_kernel_on(own_directory: Path) -> None:
+def test_a_run_on_a_card_leaves_the_fused_kernel_on() -> None:
     """load_state_dict takes `fused` from the file: without it nanoGPT would go on with the slower kernel."""
     state = trained_model()
     weights = {name: p.detach() for name, p in state.model.named_parameters()}
@@ -503,7 +492,7 @@ def test_a_run_on_a_card_leaves_the_fused_kernel_on(own_directory: Path) -> None
 # -- the command ---------------------------------------------------------------------------------------------
 
 
-def test_export_refuses_and_says_why(own_directory: Path, monkeypatch: Any) -> None:
+def test_export_refuses_and_says_why(monkeypatch: Any) -> None:
     def id_of(*words: Any, **options: Any) -> str:
         with pytest.raises(UserError) as caught:
             export(*words, **options)
@@ -543,7 +532,7 @@ def test_export_refuses_and_says_why(own_directory: Path, monkeypatch: Any) -> N
     assert export(Path("out"), "hf", Path("later")).step == 5  # the newest intact one
 
 
-def test_the_best_checkpoint_can_be_asked_for(own_directory: Path) -> None:
+def test_the_best_checkpoint_can_be_asked_for() -> None:
     train(tiny(learning_rate=1e-2, decay_lr=False, eval_interval=2, keep_checkpoints=9))
     progress = checkpoint.read_progress(checkpoint.path_of(Path("out/checkpoints"), 12))
     path = checkpoint.path_of(Path("out/checkpoints"), 12) / "state.json"
@@ -553,7 +542,7 @@ def test_the_best_checkpoint_can_be_asked_for(own_directory: Path) -> None:
     assert path.is_file()
 
 
-def test_export_says_what_it_did(own_directory: Path) -> None:
+def test_export_says_what_it_did() -> None:
     train(tiny(max_iters=2))
     done = foretrain("export", "out")
     assert (done.returncode, done.stderr.count("note:")) == (0, 2)

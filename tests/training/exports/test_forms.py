@@ -29,7 +29,7 @@ REFUSED = {"hf", "gguf", "nanogpt"}  # by a family that others have no model of
 @pytest.mark.parametrize(
     "form", [pytest.param(form, marks=pytest.mark.slow if form == "onnx" else ()) for form in FORMS]
 )
-def test_each_form_writes_a_run_or_says_why_not(form: Form, own_directory: Path) -> None:
+def test_each_form_writes_a_run_or_says_why_not(form: Form) -> None:
     if form in NEEDS:
         pytest.importorskip(NEEDS[form])
     train(tiny(max_iters=1))
@@ -46,7 +46,7 @@ def test_each_form_writes_a_run_or_says_why_not(form: Form, own_directory: Path)
 
 
 @pytest.mark.parametrize("form", [form for form in FORMS if form != "onnx"])
-def test_a_limit_on_files_is_one_sentence_and_leaves_nothing(form: Form, own_directory: Path) -> None:
+def test_a_limit_on_files_is_one_sentence_and_leaves_nothing(form: Form) -> None:
     """`ulimit -f`: torch, numpy and safetensors each word it in their own way, two of them without the number."""
     resource = pytest.importorskip("resource")
     if form in NEEDS:
@@ -70,7 +70,7 @@ def test_each_form_is_named_in_the_help() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", FAMILIES)
-def test_an_onnx_graph_gives_our_logits(recipe: str, own_directory: Path) -> None:
+def test_an_onnx_graph_gives_our_logits(recipe: str) -> None:
     """By ONNX's reference implementation, for rows and lengths that the graph was not made with."""
     pytest.importorskip("onnxscript")
     reference = pytest.importorskip("onnx.reference")

@@ -17,7 +17,7 @@ from foretrain.data.tokenizer import BpeTokenizer, ByteTokenizer, CharTokenizer,
 from foretrain.model.language_model import make_model
 from foretrain.runs.folder import RunDirectory
 from foretrain.training import checkpoint
-from foretrain.training.exports import gguf_file
+from foretrain.training.exports import gguf_file, source
 from tests.kit.command import foretrain
 from tests.kit.tiny import tiny, write_dataset
 from tests.kit.training import train
@@ -310,7 +310,7 @@ def test_no_text_is_two_tokens() -> None:
 
 
 def test_without_a_tokenizer_llama_cpp_takes_ids(
-    own_directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     notes = {"gpt2": ("gguf_no_tokenizer", "gguf_gelu", "zero_biases"), "llama": ("gguf_no_tokenizer",)}
     for run, recipe in (("gpt2", "nanogpt"), ("llama", "llama")):
@@ -332,8 +332,7 @@ def test_without_a_tokenizer_llama_cpp_takes_ids(
 
 def test_the_command_says_how_to_make_smaller_types(here: None, tmp_path: Path) -> None:
     out = tmp_path / "my model"
-    done = foretrain("export", "llama", "--to", "gguf", "--gguf-type", "bf16", "--out", str(out))
-    assert done.returncode == 0, done.stderr
+    done = foretrain("export", "llama", "--to", "gguf", "--gguf-type", "bf16", "--out", str(out), code=0)
     *_, last = done.stdout.strip().splitlines()
     assert last == f"Smaller types: llama-quantize '{out}/model-bf16.gguf' '{out}/model-Q4_K_M.gguf' Q4_K_M"
     made = json.loads(foretrain("export", "llama", "--to", "gguf", "--out", str(out), "--force", "--json").stdout)
@@ -348,7 +347,7 @@ def id_of(*words: Any, **options: Any) -> str:
     return caught.value.id
 
 
-def test_a_family_that_llama_cpp_lacks_is_refused(own_directory: Path) -> None:
+def test_a_family_that_llama_cpp_lacks_is_refused() -> None:
     for recipe in ("modern", "nanochat"):
         train(tiny(recipe=recipe, max_iters=1, optimizer="adamw", out_dir=recipe))
         assert id_of(recipe, "gguf") == "usage.export_gguf_recipe"
@@ -377,9 +376,7 @@ def test_what_goes_wrong_is_one_sentence_and_leaves_nothing(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_weight_beyond_f16_is_refused(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from foretrain.training.exports import source
-
+def test_a_weight_beyond_f16_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     train(tiny(max_iters=1))
     made = source.Source.__init__
 

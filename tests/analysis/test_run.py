@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,11 +24,13 @@ from foretrain.config.options import RunConfig
 from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import catalogue, find
 from foretrain.predict.plan import plan
+from foretrain.predict.trace import service
 from foretrain.reports import text
 from foretrain.reports.views import run_explain as run_explain_view
 from foretrain.runs.folder import RunDirectory
+from foretrain.training import trainer
 from foretrain.training.vitals import Vitals, moment_of
-from tests.kit.command import REPO, foretrain, said, watched
+from tests.kit.command import REPO, foretrain, refused, said, watched
 from tests.kit.nvml import Nvml
 from tests.kit.tiny import tiny
 from tests.kit.training import NO_MEMORY, fail_in_step, train
@@ -54,9 +57,7 @@ def explained(path: str) -> RunExplanation:
 # -- a run that went well ----------------------------------------------------------------------------------
 
 
-def test_memory_and_time_add_up_and_agree_with_the_plan(
-    own_directory: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_memory_and_time_add_up_and_agree_with_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
     train(tiny(max_iters=15, eval_interval=5, always_save_checkpoint=True, out_dir="r"))
     found = explained("r")
     memory = {piece.id: piece for piece in found.memory}
@@ -78,7 +79,7 @@ def test_memory_and_time_add_up_and_agree_with_the_plan(
     assert all(0 <= s < 60 for s in cpu)
 
 
-def test_the_tensors_peak_and_the_process_are_two_figures(own_directory: Path) -> None:
+def test_the_tensors_peak_and_the_process_are_two_figures() -> None:
     """A forecast of the tensors' peak that is right, with a process that is far off: each is named, and why."""
     train(tiny(max_iters=6, out_dir="r"))
     found = explained("r")
@@ -105,7 +106,7 @@ def written(found: RunExplanation) -> str:
 
 
 def test_even_steps_that_are_all_off_the_forecast_are_said(
-    own_directory: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Twenty times the step time of the forecast, without one step that stands out."""
     record = train(tiny(max_iters=8, out_dir="r"))
@@ -124,7 +125,7 @@ def test_even_steps_that_are_all_off_the_forecast_are_said(
         assert " error" in shown.split("Where the time went")[1]  # the column
 
 
-def test_runs_that_are_missing_or_half_written(own_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_that_are_missing_or_half_written(capsys: pytest.CaptureFixture[str]) -> None:
     told = foretrain("explain", "nothing")
     assert (told.returncode, told.stdout) == (7, "")
     assert told.stderr.count("\n") == 1
@@ -132,9 +133,8 @@ def test_runs_that_are_missing_or_half_written(own_directory: Path, capsys: pyte
     whole = Path("r/run.json").read_text()
     for damage in ("", whole[:200], "{}"):
         Path("r/run.json").write_text(damage)
-        with pytest.raises(UserError) as caught:
+        with refused(code=7):
             said(capsys, "explain", "r")
-        assert int(caught.value.exit_code) == 7
     Path("r/run.json").write_text(whole)
     for file in ("metrics.jsonl", "events.jsonl"):
         path = Path("r") / file
@@ -215,7 +215,7 @@ def test_waiting_for_data_is_summed_and_nothing_is_invented() -> None:
     ("where", "moment"), [("forward", "forward"), ("backward", "backward"), ("optimizer", "optimizer")]
 )
 def test_a_run_that_memory_ended_says_how(
-    where: str, moment: str, own_directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    where: str, moment: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     NO_MEMORY.__traceback__ = None  # one instance for all tests: it would carry the frames of the last one
     fail_in_step(monkeypatch, 2, 1, where)
@@ -238,11 +238,7 @@ def test_a_run_that_memory_ended_says_how(
     assert ("What would have prevented it" in shown) == (where == "optimizer")
 
 
-def test_out_of_memory_in_an_evaluation_and_a_report_that_fails(
-    own_directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from foretrain.training import trainer
-
+def test_out_of_memory_in_an_evaluation_and_a_report_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     original, calls = trainer.evaluation_loss, iter(range(10**6))
 
     def failing(state: Any, batch: Any) -> Any:
@@ -268,8 +264,6 @@ def test_out_of_memory_in_an_evaluation_and_a_report_that_fails(
 )  # fmt: skip
 def test_on_a_card_the_driver_is_asked(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a stand-in for torch.cuda and for NVML: whole bytes instead of the message's two decimals."""
-    import os
-
     cuda = SimpleNamespace(
         memory_allocated=lambda device: 5 * GIB, memory_reserved=lambda device: 7 * GIB,
         mem_get_info=lambda device: (GIB // 2, 12 * GIB), get_device_properties=lambda device: SimpleNamespace(uuid="b"),
@@ -406,8 +400,6 @@ def test_one_slow_step_is_said_as_one() -> None:
 
 def test_whoever_waits_sees_what_it_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """At a terminal a line moves while a snapshot, or what a run could have done, is worked out; and while plan traces."""
-    from foretrain.predict.trace import service
-
     monkeypatch.chdir(REPO)
     assert "explaining examples/snapshots/fragmented.pickle" in watched(
         "explain", "examples/snapshots/fragmented.pickle"

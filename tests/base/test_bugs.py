@@ -63,12 +63,9 @@ def test_a_failure_in_any_command_is_one_sentence_and_a_file(monkeypatch: pytest
         assert "Traceback (most recent call last)" in kept(ended.stderr)
 
 
-def test_bug_sentence_names_the_line_and_file_has_no_secrets(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_bug_sentence_names_the_line_and_file_has_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("foretrain.predict.plan.available", broken)
-    ended = foretrain("plan", "gpt2-124m", "--gpu", "4070", "--out_dir=x", "--wandb_run_name=me")
-    assert ended.returncode == 1
+    ended = foretrain("plan", "gpt2-124m", "--gpu", "4070", "--out_dir=x", "--wandb_run_name=me", code=1)
     assert "KeyError at foretrain/predict/plan.py:" in ended.stderr
     text = kept(ended.stderr)
     assert "plan gpt2-124m --gpu 4070" in text
@@ -98,8 +95,7 @@ def test_where_no_file_can_be_written_the_sentence_is_still_said(
 @pytest.mark.parametrize("words", [("plan",), ("explain",), ("compare",), ("report",), ("export",), ("advise",)])
 @pytest.mark.parametrize("name", ["x" * 5000, "x/" * 5000])
 def test_a_name_that_no_file_can_have_is_not_called_a_bug(words: tuple[str, ...], name: str) -> None:
-    ended = foretrain(*words, name)
-    assert ended.returncode == 2, ended.stderr
+    ended = foretrain(*words, name, code=2)
     assert ended.stderr.startswith("error: ")
     assert "bug" not in ended.stderr
 

@@ -101,8 +101,7 @@ def test_the_rest_of_an_enormous_line_is_passed_over(tmp_path: Path, monkeypatch
 def test_direction_mark_is_made_visible_and_deep_config_refused(tmp_path: Path) -> None:
     config = tmp_path / "deep.py"
     config.write_text("n_layer = " + "-" * 20_000 + "1")
-    ended = foretrain("plan", str(config), "--gpu", "4070")
-    assert ended.returncode == 2
+    ended = foretrain("plan", str(config), "--gpu", "4070", code=2)
     assert "it is nested too deeply" in ended.stderr
     assert "MemoryError" not in ended.stderr
 
@@ -115,8 +114,7 @@ def test_a_report_of_a_log_refuses_what_it_has_no_use_for(tmp_path: Path) -> Non
         ("--price", "0.35/h"),
         ("--used-by-others", "2GB"),
     ):
-        ended = foretrain("report", str(B1), option, value, "--out", out)
-        assert ended.returncode == 2
+        ended = foretrain("report", str(B1), option, value, "--out", out, code=2)
         assert "has no effect" in ended.stderr
     assert foretrain("report", str(B1), "--price", "", "--out", out).returncode == 2
     assert foretrain("report", str(B1), "--out", out).returncode == 0

@@ -1,6 +1,8 @@
 """`foretrain data …` as a user types it: JSON, exit codes, hostile text; and what `plan` says of the data."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,21 +11,21 @@ import pytest
 from click.testing import CliRunner
 
 from foretrain.base.errors import UserError
+from foretrain.cli import app
+from foretrain.data.batches import starts
+from foretrain.data.dataset import read_info
+from foretrain.data.locate import locate
 from tests.kit.data import documents, shards, write_llmc, write_npy, write_shards
 
 
 def run(*words: str) -> str:
     """The output of a command that works."""
-    from foretrain.cli import app
-
     result = CliRunner().invoke(app, list(words))
     assert result.exit_code == 0, (words, result.output, result.exception)
     return result.output
 
 
 def fails(*words: str) -> UserError:
-    from foretrain.cli import app
-
     result = CliRunner().invoke(app, list(words))
     assert isinstance(result.exception, UserError), (words, result.output, result.exception)
     assert "{" not in str(result.exception)
@@ -59,8 +61,6 @@ def test_info_of_what_has_no_index() -> None:
 
 
 def test_verify_says_and_exits() -> None:
-    from foretrain.cli import app
-
     shards(Path("data/x"), 60)
     assert as_json("data", "verify", "x")["ok"] is True
     assert "every checksum matches" in run("data", "verify", "x")
@@ -107,8 +107,6 @@ def test_mix_writes_what_train_reads() -> None:
     found = as_json("data", "mix", "a=3", "b=1", "--out", "mixes/m.toml", "--tokens", "10k")
     assert [p["weight"] for p in found["parts"]] == [0.75, 0.25]
     assert found["parts"][0]["epochs"] == pytest.approx(7500 / found["parts"][0]["tokens"])
-    from foretrain.data.locate import locate
-
     info = locate("mixes/m.toml")  # from another folder than the mixture's
     assert info is not None
     assert [part.weight for part in info.parts] == [0.75, 0.25]
@@ -140,8 +138,6 @@ SMALL = ["--gpu", "4070", "--block_size=16", "--batch_size=4", "--gradient_accum
 @pytest.mark.parametrize("make", [shards, write_npy, write_llmc])
 def test_plan_counts_epochs_of_every_layout(make: Any) -> None:
     make(Path("data/x"))
-    from foretrain.data.dataset import read_info
-
     tokens = read_info(Path("data/x")).train_tokens
     work = as_json("plan", "--dataset=x", *SMALL)["work"]
     assert work["dataset_tokens"] == tokens
@@ -164,8 +160,6 @@ def test_plan_says_epochs_of_each_part_and_what_random_leaves() -> None:
 
 def test_the_share_of_tokens_seen_is_what_random_rows_see() -> None:
     """The note's closed form against the draw itself."""
-    from foretrain.data.batches import starts
-
     tokens, block, epochs = 20_000, 16, 1.5
     seen = np.zeros(tokens, dtype=bool)
     for start in starts(1, 0, 0, int(epochs * tokens / block), tokens - block):
@@ -174,9 +168,6 @@ def test_the_share_of_tokens_seen_is_what_random_rows_see() -> None:
 
 
 def test_plan_and_data_need_neither_torch_nor_numpy() -> None:
-    import subprocess
-    import sys
-
     shards(Path("data/a"), 60)
     code = (
         "import sys\nfrom foretrain.cli import main\n"

@@ -61,9 +61,7 @@ def base(own_directory: Path) -> str:
 # -- the hook ------------------------------------------------------------------------------------------------
 
 
-def test_the_hook_says_what_plan_says_and_ends_as_the_worst(
-    own_directory: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_hook_says_what_plan_says_and_ends_as_the_worst(capsys: pytest.CaptureFixture[str]) -> None:
     for name, text in (("small.toml", SMALL), ("huge.toml", HUGE), ("wrong.toml", "n_layer = -1\n")):
         Path(name).write_text(text)
     assert pre_commit([CARD, "small.toml"]) == 0
@@ -136,7 +134,7 @@ def test_the_figures_are_the_plans(base: str) -> None:
     assert (found.total_s, found.cost) == (timing.total_s.expected_s, timing.cost_expected)
 
 
-def test_fine_tuning_has_a_row_as_well(own_directory: Path) -> None:
+def test_fine_tuning_has_a_row_as_well() -> None:
     Path("model").mkdir()
     Path("model/config.json").write_text(SMOLLM2)
     found = answer(Path("model"), ["--method=lora", "--seq-len=128", "--batch-size=1", "--max-steps=100", CARD])
@@ -350,7 +348,7 @@ def test_hook_runs_and_writes_nothing_of_a_hostile_repository(hostile: list[str]
 
 @pytest.mark.parametrize("separator", [[], ["--"]])
 def test_a_word_that_names_a_file_is_no_option_of_the_hook(
-    separator: list[str], own_directory: Path, capsys: pytest.CaptureFixture[str]
+    separator: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("--gpu=RTX 3060/config/a.toml", "--used-by-others=11GB/config/a.toml"):
         Path(name).parent.mkdir(parents=True)
@@ -363,9 +361,7 @@ def test_a_word_that_names_a_file_is_no_option_of_the_hook(
 
 
 @pytest.mark.skipif(os.name != "posix", reason="GitHub's runners run these steps by bash")
-def test_pip_is_pythons_and_its_packages_have_hashes(
-    hostile: list[str], runner: dict[str, str], own_directory: Path
-) -> None:
+def test_pip_is_pythons_and_its_packages_have_hashes(hostile: list[str], runner: dict[str, str]) -> None:
     """pip is stood in for, as tests have no network: what matters is which `pip` would be run, where and with what."""
     Path("bin/python").write_text(
         '#!/bin/sh\nprintf "%s\\n" "$*" >> "$GH_LOG"\nexec "' + sys.executable + '" "${1}" -c "import json"\n'

@@ -79,6 +79,5 @@ def test_help_in_english_is_what_the_code_says() -> None:
 
 
 def test_an_error_names_the_option_that_was_typed() -> None:
-    error = foretrain("plan", "gpt2-124m", "--gpu", "4070", "--used-by-others=much")
-    assert error.returncode == 2
+    error = foretrain("plan", "gpt2-124m", "--gpu", "4070", "--used-by-others=much", code=2)
     assert "--used-by-others = 'much'" in error.stderr

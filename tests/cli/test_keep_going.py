@@ -17,6 +17,7 @@ from foretrain.cli import keep_going as supervisor
 from foretrain.cli.keep_going import child_words, keep_going
 from foretrain.runs.folder import RunDirectory
 from foretrain.training import checkpoint
+from tests.kit.command import refused
 from tests.kit.tiny import TINY, tiny, write_dataset
 from tests.kit.training import assert_same, final_tensors, train
 
@@ -80,9 +81,8 @@ def test_what_the_user_can_mend_is_passed_on(code: int, children: Any) -> None:
 
 def test_it_gives_up_without_progress(children: Any) -> None:
     children([(-9, None)] * 4)
-    with pytest.raises(UserError) as caught:
+    with refused(code=ExitCode.ENVIRONMENT) as caught:
         keep_going(tiny(), wait=lambda s: None)
-    assert caught.value.exit_code == ExitCode.ENVIRONMENT
     assert "4 times" in str(caught.value)
     assert "SIGKILL" in str(caught.value)
 
@@ -98,7 +98,7 @@ def test_crashes_at_other_steps_each_time_are_given_more_tries(children: Any, mo
     assert (len(waits), max(waits)) == (11, supervisor.LONGEST_WAIT_S)
 
 
-def test_a_damaged_checkpoint_written_anew_is_a_new_one(own_directory: Path) -> None:
+def test_a_damaged_checkpoint_written_anew_is_a_new_one() -> None:
     config = tiny(max_iters=8)
     train(config)
     before = supervisor.standing(tiny(max_iters=20))
@@ -109,7 +109,7 @@ def test_a_damaged_checkpoint_written_anew_is_a_new_one(own_directory: Path) -> 
     assert supervisor.step_reached(tiny(max_iters=20)) >= 7
 
 
-def test_the_last_step_is_read_from_the_end_of_a_long_log(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_step_is_read_from_the_end_of_a_long_log(monkeypatch: pytest.MonkeyPatch) -> None:
     train(tiny(max_iters=8))
     log = Path("out/metrics.jsonl")
     whole = log.read_bytes()
@@ -146,7 +146,7 @@ def child_of(parent: subprocess.Popen[str], until: Callable[[], bool]) -> int:
 )  # fmt: skip
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="asks /proc for children")
-def test_a_killed_child_a_stop_and_a_killed_supervisor(own_directory: Path) -> None:
+def test_a_killed_child_a_stop_and_a_killed_supervisor() -> None:
     write_dataset(Path("data/toy"))
     own = {**TINY, "max_iters": 1500, "lr_decay_iters": 1500, "eval_interval": 100, "dropout": 0.1, "dtype": "float32",
            "attention": "sdpa"}  # fmt: skip

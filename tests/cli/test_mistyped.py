@@ -14,7 +14,7 @@ import pytest
 from foretrain.base.errors import UserError
 from foretrain.cli import app
 from foretrain.runs import folder
-from tests.kit.command import foretrain
+from tests.kit.command import foretrain, refused
 from tests.kit.tiny import tiny
 from tests.kit.training import train
 
@@ -33,16 +33,14 @@ PLAN = ("plan", "gpt2-124m", "--gpu", "4070")
     ],
 )
 def test_a_mistyped_option_is_said_with_what_it_looks_like(words: tuple[str, ...], option: str, near: str) -> None:
-    result = foretrain(*PLAN, *words)
-    assert result.returncode == 2
+    result = foretrain(*PLAN, *words, code=2)
     assert result.stderr.startswith(f"error: No such option: {option}. Did you mean {near}")
     assert "`foretrain plan --help` lists all" in result.stderr
     assert "configuration" not in result.stderr
 
 
 def test_what_looks_like_nothing_is_sent_to_the_help() -> None:
-    result = foretrain(*PLAN, "--qqqzzz")
-    assert result.returncode == 2
+    result = foretrain(*PLAN, "--qqqzzz", code=2)
     assert result.stderr.startswith("error: No such option: --qqqzzz. `foretrain plan --help`")
 
 
@@ -52,7 +50,7 @@ def test_wrong_options_are_told_beside_errors_of_the_config() -> None:
     assert error["exit_code"] == 2
 
 
-def test_an_option_of_a_file_is_looked_up_in_the_config_alone(own_directory: Path) -> None:
+def test_an_option_of_a_file_is_looked_up_in_the_config_alone() -> None:
     Path("a.toml").write_text("jsno = 3\n")
     said = foretrain("plan", "a.toml", "--gpu", "4070").stderr
     assert "jsno (a.toml:1)" in said
@@ -73,12 +71,9 @@ def piped(text: str, *words: str, monkeypatch: pytest.MonkeyPatch) -> tuple[int,
 
 @pytest.mark.parametrize("command", ["plan", "advise"])
 @pytest.mark.parametrize(
-    ("name", "text"),
-    [("a.py", "n_layer = 3\ncompile = False\n"), ("a.toml", "[model]\nn_layer = 3\nbias = false\n")],
+    ("name", "text"), [("a.py", "n_layer = 3\ncompile = False\n"), ("a.toml", "[model]\nn_layer = 3\nbias = false\n")]
 )
-def test_a_config_is_read_from_stdin(
-    command: str, name: str, text: str, own_directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_config_is_read_from_stdin(command: str, name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     Path(name).write_text(text)
     words = ("--gpu", "4070", "--batch_size=4", "--json")
     code, out, _ = piped(text, command, "-", *words, monkeypatch=monkeypatch)
@@ -101,14 +96,14 @@ def test_stdin_with_nothing_or_too_much_is_a_sentence(monkeypatch: pytest.Monkey
         assert says in err
 
 
-def test_what_a_pipe_is_advised_works(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_pipe_is_advised_works(monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo("fifo.py")
     said = foretrain("plan", "fifo.py", "--gpu", "4070").stderr
     assert re.search("give - in its place, and the pipe as < PIPE", said)
     assert piped("batch_size = 4\n", "plan", "-", "--gpu", "4070", monkeypatch=monkeypatch)[0] == 0
 
 
-def test_a_folder_and_a_file_of_another_name_are_said_to_be_that(own_directory: Path) -> None:
+def test_a_folder_and_a_file_of_another_name_are_said_to_be_that() -> None:
     Path("empty").mkdir()
     Path("full").mkdir()
     Path("full/a.py").write_text("n_layer = 3\n")
@@ -118,8 +113,7 @@ def test_a_folder_and_a_file_of_another_name_are_said_to_be_that(own_directory: 
         ("full", "full: is a folder; name a config in it, such as full/a.py"),
         ("notes", "notes: its name does not end in .toml or .py"),
     ):
-        result = foretrain("plan", word, "--gpu", "4070")
-        assert result.returncode == 2
+        result = foretrain("plan", word, "--gpu", "4070", code=2)
         assert says in result.stderr
 
 
@@ -148,13 +142,12 @@ def test_the_time_names_the_option_that_gave_it(option: str, value: str) -> None
 @pytest.mark.parametrize("words", [("--gpu", "4070", "--device=cpu"), ("--gpu", "cpu", "--device=cuda")])
 def test_a_device_that_contradicts_the_card_is_refused(words: tuple[str, ...]) -> None:
     for command in ("plan", "advise"):
-        result = foretrain(command, "gpt2-124m", *words)
-        assert result.returncode == 2
+        result = foretrain(command, "gpt2-124m", *words, code=2)
         assert words[2] in result.stderr
         assert "contradict" in result.stderr
 
 
-def test_a_config_for_the_cpu_is_started_on_the_planned_card(own_directory: Path) -> None:
+def test_a_config_for_the_cpu_is_started_on_the_planned_card() -> None:
     Path("a.toml").write_text('preset = "baby"\ndevice = "cpu"\n')
     assert "foretrain train a.toml --device=cuda" in foretrain("plan", "a.toml", "--gpu", "4070").stdout
 
@@ -172,8 +165,7 @@ def test_a_config_for_the_cpu_is_started_on_the_planned_card(own_directory: Path
     ],
 )
 def test_a_wrong_value_is_told_with_what_was_perhaps_meant(word: str, says: str) -> None:
-    result = foretrain(*PLAN, word)
-    assert result.returncode == 2
+    result = foretrain(*PLAN, word, code=2)
     assert says in result.stderr
 
 
@@ -197,11 +189,10 @@ def test_a_card_that_is_named_twice_is_one_card() -> None:
     assert foretrain(*words, "4070,4070").stdout == foretrain(*words, "4070").stdout
 
 
-def test_a_file_as_run_directory_is_said_to_be_one(own_directory: Path) -> None:
+def test_a_file_as_run_directory_is_said_to_be_one() -> None:
     Path("README.md").write_text("x")
-    with pytest.raises(UserError, match="because it is a file") as caught:
+    with refused(code=4, match="because it is a file"):
         folder.base_path("README.md")
-    assert int(caught.value.exit_code) == 4
 
 
 @pytest.mark.parametrize(
@@ -253,20 +244,18 @@ def test_hourly_price_and_electricity_price_exclude_each_other() -> None:
     result = foretrain(*PLAN, "--price", "0.5", "--price-per-kwh", "0.35")
     assert (result.returncode, result.stdout) == (2, "")
     assert "--price is what an hour of the card costs" in result.stderr
-    one_card = foretrain("plan", "gpt2-124m", "--gpu", "4070,4090", "--price", "4090=0.5", "--price-per-kwh", "0.35")
-    assert one_card.returncode == 0  # the other card pays for its electricity
+    foretrain("plan", "gpt2-124m", "--gpu", "4070,4090", "--price", "4090=0.5", "--price-per-kwh", "0.35", code=0)
 
 
 def test_a_place_without_a_dataset_is_named_once(tmp_path: Path) -> None:
     for words in (("train", "baby", "--device=cpu", f"--dataset={tmp_path}"), ("data", "info", str(tmp_path))):
-        result = foretrain(*words)
-        assert result.returncode == 7
+        result = foretrain(*words, code=7)
         assert f"No dataset at {tmp_path}: " in result.stderr
         assert "data//" not in result.stderr
     assert "nor data/nowhere holds" in foretrain("data", "info", "nowhere").stderr
 
 
-def test_code_in_a_config_is_quoted(own_directory: Path) -> None:
+def test_code_in_a_config_is_quoted() -> None:
     lines = (
         "for i in range(3):",
         "    batch_size = i",
@@ -281,7 +270,7 @@ def test_code_in_a_config_is_quoted(own_directory: Path) -> None:
     assert "(For)" not in said
 
 
-def test_a_loss_that_is_not_finite_is_not_hidden_in_the_summary(own_directory: Path) -> None:
+def test_a_loss_that_is_not_finite_is_not_hidden_in_the_summary() -> None:
     losses = ((0, "4.2000"), (10, "nan"), (20, "nan"))
     lines = (f"iter {step}: loss {loss}, time 300.00ms, mfu 10.00%" for step, loss in losses)
     Path("nan.log").write_text("\n".join(lines))
@@ -310,7 +299,7 @@ def test_bad_value_is_said_where_a_program_runs_the_command(monkeypatch: pytest.
         app(["tune", "baby", "--trials=0"], standalone_mode=False)
 
 
-def test_what_the_system_refuses_to_write_has_one_exit_code(own_directory: Path) -> None:
+def test_what_the_system_refuses_to_write_has_one_exit_code() -> None:
     """/proc takes no file, whoever asks."""
     train(tiny(max_iters=1))
     for words in (
@@ -319,8 +308,7 @@ def test_what_the_system_refuses_to_write_has_one_exit_code(own_directory: Path)
         ("plan", *PLAN[1:], "--within", "12h", "--write", "/proc/x.toml"),
         ("train", "baby", "--device=cpu", "--out_dir=/proc/x"),
     ):
-        result = foretrain(*words)
-        assert result.returncode == 4, result.stderr
+        result = foretrain(*words, code=4)
         assert "/proc/x" in result.stderr
         assert "cannot be written" in result.stderr
 
@@ -344,7 +332,7 @@ def test_a_limit_on_the_output_is_no_bug() -> None:
     assert "bug" not in done.stderr
 
 
-def test_a_folder_without_rights_is_no_bug(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_without_rights_is_no_bug(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the system says it to whoever is not root: of the file, and what to do."""
     stat = os.stat
 

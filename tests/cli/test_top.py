@@ -22,16 +22,21 @@ from foretrain.base import messages
 from foretrain.base.units import GIB
 from foretrain.cli.commands.train import Printer
 from foretrain.cli.common import rewrites_lines
+from foretrain.data.dataset import read_info
 from foretrain.hardware.card import Cards
 from foretrain.reports import text
 from foretrain.reports.views.runs import top_document
-from foretrain.runs import state
+from foretrain.runs import folder, state
 from foretrain.runs.folder import RunDirectory
 from foretrain.runs.record import TrainerRun, WatchedRun
 from foretrain.runs.state import Label, Now, Teller
+from foretrain.training.device import place
+from foretrain.training.trainer import Trainer
 from tests.kit.command import REPO, foretrain
 from tests.kit.nvml import FakeNvml, Nvml, Rack
 from tests.kit.page import EVIL_NAME, write_run
+from tests.kit.tiny import tiny, write_dataset
+from tests.kit.training import train
 
 ELSEWHERE = "another-machine"
 
@@ -70,10 +75,7 @@ def ended_process() -> int:
 # -- what a run says of itself -----------------------------------------------------------------------------
 
 
-def test_run_says_its_phase_only_while_it_goes_on(own_directory: Path) -> None:
-    from tests.kit.tiny import tiny
-    from tests.kit.training import train
-
+def test_run_says_its_phase_only_while_it_goes_on() -> None:
     said: list[tuple[str, int]] = []
 
     def listen(event: Any) -> None:
@@ -91,14 +93,8 @@ def test_run_says_its_phase_only_while_it_goes_on(own_directory: Path) -> None:
     assert not list(Path("out").glob("*now.json*"))
 
 
-def test_the_first_pass_of_a_compiled_model_is_compiling(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_pass_of_a_compiled_model_is_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
-
-    from foretrain.data.dataset import read_info
-    from foretrain.runs import folder
-    from foretrain.training.device import place
-    from foretrain.training.trainer import Trainer
-    from tests.kit.tiny import tiny, write_dataset
 
     monkeypatch.setattr(torch, "compile", lambda model, **options: model)
     config, directory = tiny(max_iters=4, lr_decay_iters=4, eval_interval=2, compile=True), folder.create("out")
@@ -256,8 +252,6 @@ def test_run_of_another_machine_lives_while_its_files_change(tmp_path: Path) -> 
 
 
 def test_a_run_that_has_only_begun_is_starting(tmp_path: Path) -> None:
-    from foretrain.runs import folder
-
     directory = folder.create(str(tmp_path / "run"))
     directory.tell("starting")
     (found,) = found_in([tmp_path], None)
@@ -532,8 +526,7 @@ def test_names_and_tags_of_others_stay_text() -> None:
 
 def test_one_picture_and_one_object(tmp_path: Path) -> None:
     write_run(tmp_path / "runs" / "run")
-    once = foretrain("top", "runs", "--once")
-    assert once.returncode == 0, once.stderr
+    once = foretrain("top", "runs", "--once", code=0)
     assert "finished" in once.stdout
     assert "\x1b" not in once.stdout
     piped = foretrain("top", "runs")

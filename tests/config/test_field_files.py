@@ -100,8 +100,7 @@ def test_every_kind_has_a_bound() -> None:
 
 @pytest.mark.parametrize("name", ["yaml/trl_dpo_full_15b.yaml", "yaml/lf_ppo.yaml"])
 def test_no_verdict_where_a_training_is_not_planned(name: str) -> None:
-    found = foretrain("plan", str(FIELD / name), "--gpu", "4080", "--check")
-    assert found.returncode == 2
+    found = foretrain("plan", str(FIELD / name), "--gpu", "4080", "--check", code=2)
     assert "Fits" not in found.stdout
     assert "No verdict. Needs at least" in found.stdout
     assert "tokens/s" not in found.stdout
@@ -115,8 +114,7 @@ def test_no_verdict_where_a_training_is_not_planned(name: str) -> None:
 
 
 def test_what_needs_at_least_more_than_the_card_does_not_fit() -> None:
-    found = foretrain("plan", str(FIELD / "yaml/trl_dpo_full_15b.yaml"), "--gpu", "3060", "--check")
-    assert found.returncode == 3
+    found = foretrain("plan", str(FIELD / "yaml/trl_dpo_full_15b.yaml"), "--gpu", "3060", "--check", code=3)
     assert "Does not fit. Needs at least" in found.stdout
 
 
@@ -147,8 +145,7 @@ def test_a_classifier_needs_at_most_what_sft_does() -> None:
 def test_other_questions_name_the_training_and_the_way_on(tmp_path: Path) -> None:
     path = str(FIELD / "yaml" / "lf_ppo.yaml")
     for words in (["--largest", "batch_size"], ["--within", "12h"], ["--exact"], ["--step-time", "2"]):
-        found = foretrain("plan", path, "--gpu", "4080", *words)
-        assert found.returncode == 2
+        found = foretrain("plan", path, "--gpu", "4080", *words, code=2)
         assert "ppo" in found.stderr
         assert "--training sft" in found.stderr
     assert foretrain("plan", path, "--gpu", "4080", "--largest", "batch_size", "--training", "sft").returncode == 0
@@ -171,8 +168,7 @@ def test_other_questions_name_the_training_and_the_way_on(tmp_path: Path) -> Non
 def test_a_file_is_a_trainers_only_by_what_it_alone_has(text: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(text)
-    found = foretrain("plan", str(path), "--gpu", "4080")
-    assert found.returncode == 2
+    found = foretrain("plan", str(path), "--gpu", "4080", code=2)
     assert "--format trainer" in found.stderr
     assert "unsloth" in found.stderr
 
@@ -180,8 +176,7 @@ def test_a_file_is_a_trainers_only_by_what_it_alone_has(text: str, tmp_path: Pat
 @pytest.mark.parametrize("format", ["trainer", "unsloth", "trl"])
 def test_format_says_whose_file_it_is(format: str) -> None:
     path = str(FIELD / "yaml" / "modelname_data.yaml")
-    found = foretrain("plan", path, "--gpu", "H100 SXM5 80GB", "--format", format, "--seq-len", "128")
-    assert found.returncode == 0
+    found = foretrain("plan", path, "--gpu", "H100 SXM5 80GB", "--format", format, "--seq-len", "128", code=0)
     assert f"modelname_data.yaml as a file of {format}" in found.stdout
     _, tune, reading = read_finetune(path, ["--format", format])
     assert (tune.method, tune.batch_size) == ("full", 8)
@@ -204,8 +199,7 @@ def test_a_format_that_is_none_is_refused_with_all() -> None:
     ],
 )
 def test_files_of_other_trainers_are_named_with_the_command(name: str, trainer: str, words: list[str]) -> None:
-    found = foretrain("plan", str(FIELD / "yaml" / name), "--gpu", "4090")
-    assert found.returncode == 2
+    found = foretrain("plan", str(FIELD / "yaml" / name), "--gpu", "4090", code=2)
     assert f"is a file of {trainer}" in found.stderr
     command = shlex.split(" ".join(found.stderr.partition("instead: ")[2].split()))
     assert {*words} <= {*command}

@@ -25,6 +25,7 @@ from foretrain.config.finetune.read import PEFT_TARGETS, format_of, is_finetune_
 from foretrain.config.finetune.table import FileSettings, Table
 from foretrain.config.finetune.words import parse_words
 from foretrain.config.finetune.yaml_file import MAX_BYTES
+from tests.kit.command import refused
 from tests.kit.finetune_files import AXOLOTL, LLAMA_FACTORY
 
 KEYS = Path(known_keys_file.__file__).with_name("keys.toml")
@@ -618,18 +619,16 @@ def test_any_value_of_any_key_is_read_or_refused_with_a_sentence(name: str) -> N
 
 def test_ten_megabytes_are_refused(file: Any) -> None:
     path = file("a: 1\n" * 2_000_000)
-    with pytest.raises(UserError, match="larger than") as error:
+    with refused(code=ExitCode.USAGE, match="larger than"):
         read_file(path)
-    assert error.value.exit_code is ExitCode.USAGE
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"\x00\x01\x02", bytes(range(256))])
 def test_binary_files_are_refused(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_bytes(content)
-    with pytest.raises(UserError) as error:
+    with refused(code=ExitCode.USAGE):
         read_file(path)
-    assert error.value.exit_code is ExitCode.USAGE
 
 
 @pytest.mark.parametrize(
@@ -643,9 +642,8 @@ def test_binary_files_are_refused(content: bytes, tmp_path: Path) -> None:
     ],
 )
 def test_bad_scripts_are_one_sentence(text: str, named: str, file: Any) -> None:
-    with pytest.raises(UserError) as error:
+    with refused(code=ExitCode.USAGE) as error:
         read_file(file(text, "train.py"))
-    assert error.value.exit_code is ExitCode.USAGE
     assert named in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -670,9 +668,8 @@ def test_bad_scripts_are_one_sentence(text: str, named: str, file: Any) -> None:
     ],
 )
 def test_bad_words_are_one_sentence(words: list[str], named: str) -> None:
-    with pytest.raises(UserError) as error:
+    with refused(code=ExitCode.USAGE) as error:
         read_finetune("qwen3-0.6b", words)
-    assert error.value.exit_code is ExitCode.USAGE
     assert named in str(error.value)
     assert "\n" not in str(error.value)
 

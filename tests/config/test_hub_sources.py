@@ -14,6 +14,7 @@ from foretrain.base.errors import ExitCode, UserError
 from foretrain.config.hub.parameters import parameter_count, parameters_of
 from foretrain.config.hub.source import facts_of, find_source
 from foretrain.config.presets import model_named, models
+from tests.kit.command import refused
 from tests.kit.hub import named_shapes
 
 _TINY = {
@@ -77,9 +78,8 @@ def test_an_adapter_is_followed_to_its_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("base", ["nobody/nothing", "", None, 5, "../self"])
 def test_an_adapter_without_its_model_is_one_sentence(tmp_path: Path, base: Any) -> None:
-    with pytest.raises(UserError) as error:
+    with refused(code=ExitCode.USAGE) as error:
         find_source(str(adapter(tmp_path / "self", base)))
-    assert error.value.exit_code is ExitCode.USAGE
     assert "\n" not in str(error.value)
 
 
@@ -101,9 +101,8 @@ def test_an_adapter_without_its_model_is_one_sentence(tmp_path: Path, base: Any)
 )
 def test_what_names_no_model_is_one_sentence(word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError) as error:
+    with refused(code=ExitCode.USAGE) as error:
         find_source(word)
-    assert error.value.exit_code is ExitCode.USAGE
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 400
 
@@ -168,9 +167,8 @@ def test_a_hub_that_does_not_answer_says_how_to_give_a_file(
     name: str, code: ExitCode, named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub(monkeypatch, hub_error(name))
-    with pytest.raises(UserError) as error:
+    with refused(code=code) as error:
         find_source("hf:owner/name")
-    assert error.value.exit_code is code
     assert named in str(error.value)
     assert "path of" in str(error.value)
     assert "\n" not in str(error.value)
@@ -178,9 +176,8 @@ def test_a_hub_that_does_not_answer_says_how_to_give_a_file(
 
 def test_without_the_package_it_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(UserError, match="pip install huggingface-hub") as error:
+    with refused(code=ExitCode.ENVIRONMENT, match="pip install huggingface-hub"):
         find_source("hf:owner/name")
-    assert error.value.exit_code is ExitCode.ENVIRONMENT
     assert find_source("hf:Qwen/Qwen3-8B").name == "qwen3-8b"
 
 

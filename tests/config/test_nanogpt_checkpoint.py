@@ -37,7 +37,7 @@ def problem_of(path: Path) -> str:
 
 @pytest.mark.parametrize("prefix", ["", "_orig_mod."])
 @pytest.mark.parametrize("bias", [True, False])
-def test_weights_and_moments_are_read_bit_for_bit(prefix: str, bias: bool, own_directory: Path) -> None:
+def test_weights_and_moments_are_read_bit_for_bit(prefix: str, bias: bool) -> None:
     state = trained_model(bias=bias)
     said = read_nanogpt(write_ckpt(Path("ckpt.pt"), held_by_nanogpt(state, prefix)), Path(), moments=True)
     assert said["shape"] == {key: getattr(state.config, key) for key in SHAPE_KEYS}
@@ -52,7 +52,7 @@ def test_weights_and_moments_are_read_bit_for_bit(prefix: str, bias: bool, own_d
             assert torch.equal(moments[f"{kind}/{name}"], value)
 
 
-def test_masks_other_dtypes_and_a_crop_are_read(own_directory: Path) -> None:
+def test_masks_other_dtypes_and_a_crop_are_read() -> None:
     """Versions before PyTorch 2 keep their causal masks; crop_block_size keeps the whole storage behind its rows."""
     state = trained_model()
     held = held_by_nanogpt(state)
@@ -130,13 +130,13 @@ ODD = {
 
 
 @pytest.mark.parametrize("kind", ODD)
-def test_what_nanogpt_does_not_write_is_one_sentence(kind: str, own_directory: Path) -> None:
+def test_what_nanogpt_does_not_write_is_one_sentence(kind: str) -> None:
     make, says = ODD[kind]
     assert says in problem_of(write_ckpt(Path("ckpt.pt"), make()))
     assert not Path("ran").exists()
 
 
-def test_an_lm_head_with_a_copy_of_the_embedding_is_tied(own_directory: Path) -> None:
+def test_an_lm_head_with_a_copy_of_the_embedding_is_tied() -> None:
     held = held_by_nanogpt(trained_model(0))
     held["model"]["lm_head.weight"] = held["model"]["lm_head.weight"].clone()
     assert read_nanogpt(write_ckpt(Path("ckpt.pt"), held))["shape"]["vocab_size"] == 96
@@ -154,7 +154,7 @@ def test_an_lm_head_with_a_copy_of_the_embedding_is_tied(own_directory: Path) ->
         (lambda o: o["state"][0].update(step=torch.tensor(float("nan"))), "step count"),
     ],
 )
-def test_other_optimizers_are_refused_and_their_weights_are_not(change: Any, says: str, own_directory: Path) -> None:
+def test_other_optimizers_are_refused_and_their_weights_are_not(change: Any, says: str) -> None:
     held = held_by_nanogpt(trained_model())
     change(held["optimizer"])
     path = write_ckpt(Path("ckpt.pt"), held)
@@ -197,7 +197,7 @@ BOMBS = {
     sees="exit code 7",
     safe="everything: read apart, in bounded memory",
 )  # fmt: skip
-def test_bombs_take_neither_memory_nor_time(own_directory: Path) -> None:
+def test_bombs_take_neither_memory_nor_time() -> None:
     for kind, made in BOMBS.items():
         assert problem_of(zipped(Path(f"{kind}.pt"), made())), kind
     # In a process of its own, as the system keeps the largest child that a process ever had.
@@ -216,7 +216,7 @@ def test_bombs_take_neither_memory_nor_time(own_directory: Path) -> None:
     assert int(ended.stdout) < 256 * 2**20 + 33 * nanogpt_reader.MAX_PICKLE_BYTES
 
 
-def test_the_child_has_a_cap_from_the_files_size(own_directory: Path) -> None:
+def test_the_child_has_a_cap_from_the_files_size() -> None:
     code = (
         "import resource; from foretrain.config import nanogpt_checkpoint as r; r.limit_memory(1 << 20)\n"
         "print(resource.getrlimit(resource.RLIMIT_AS)[0])\ntry: bytearray(400 << 20)\nexcept MemoryError: print('capped')"
@@ -225,7 +225,7 @@ def test_the_child_has_a_cap_from_the_files_size(own_directory: Path) -> None:
     assert ended.stdout.split() == [str((256 + 32) << 20), "capped"]
 
 
-def test_zips_that_are_none_of_torchs(own_directory: Path) -> None:
+def test_zips_that_are_none_of_torchs() -> None:
     zeros = pickle.dumps({"model": 0, "x": "0" * 50_000_000})
     assert "compressed" in problem_of(zipped(Path("a.pt"), zeros, method=zipfile.ZIP_DEFLATED))
     assert "more than any nanoGPT needs" in problem_of(zipped(Path("b.pt"), bytes(17 << 20)))
@@ -238,7 +238,7 @@ def test_zips_that_are_none_of_torchs(own_directory: Path) -> None:
     assert "not written by torch.save" in problem_of(Path("e.pt"))
 
 
-def test_shared_bytes_cannot_fill_the_disk(own_directory: Path) -> None:
+def test_shared_bytes_cannot_fill_the_disk() -> None:
     """One storage behind every tensor would be written out many times over."""
     held = held_by_nanogpt(trained_model(0, n_layer=40))
     one = torch.zeros(4 * 32 * 32)

@@ -41,7 +41,7 @@ STOCK = {
 
 
 @pytest.mark.parametrize("name", STOCK)
-def test_stock_configs_read_unchanged(name: str, own_directory: Path) -> None:
+def test_stock_configs_read_unchanged(name: str) -> None:
     Path(f"{name}.py").write_text(STOCK[name])
     resolved = resolve([f"{name}.py"])
     notes = {note.id for note in resolved.notes}
@@ -76,7 +76,7 @@ def test_names_arithmetic_and_helpers() -> None:
     }  # fmt: skip
 
 
-def test_a_misspelt_name_in_a_file_is_found(own_directory: Path) -> None:
+def test_a_misspelt_name_in_a_file_is_found() -> None:
     Path("m.py").write_text("bath_size = 4\n")
     with pytest.raises(ConfigError, match=r"did you mean batch_size"):
         resolve(["m.py"])
@@ -159,7 +159,7 @@ HOSTILE = [
     safe="everything: it is parsed, never run",
 )  # fmt: skip
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
-def test_hostile_files_are_never_run(text: str, own_directory: Path) -> None:
+def test_hostile_files_are_never_run(text: str) -> None:
     result = read(text)
     assert not Path(CANARY).exists()
     assert result.problems or all(s.value == 8 for s in result.settings)
@@ -230,14 +230,14 @@ def read_with_defaults(text: str):
     return parse(text, "f.py", set(OPTIONS), LEFT_OUT, NANOGPT_DEFAULTS)
 
 
-def test_the_command_line_needs_no_value_in_the_file(own_directory: Path) -> None:
+def test_the_command_line_needs_no_value_in_the_file() -> None:
     Path("p.py").write_text("import os\nbatch_size = int(os.environ['B'])\nn_embd = width()\n")
     with pytest.raises(ConfigError, match=r"p\.py:2"):
         resolve(["p.py", "--n_embd=384"])
     assert resolve(["p.py", "--batch_size=4", "--n_embd=384"]).config.batch_size == 4
 
 
-def test_one_cause_is_told_once(own_directory: Path) -> None:
+def test_one_cause_is_told_once() -> None:
     Path("p.py").write_text("exec(open('not/here.py').read())\nn_embd = 64 * heads\n")
     with pytest.raises(ConfigError) as caught:
         resolve(["p.py"])
@@ -253,7 +253,7 @@ def test_one_cause_is_told_once(own_directory: Path) -> None:
         ("n_layers = 4", "config.unknown_key_near"),
     ],
 )  # fmt: skip
-def test_a_key_of_the_forks_own(line: str, id: str | None, own_directory: Path) -> None:
+def test_a_key_of_the_forks_own(line: str, id: str | None) -> None:
     Path("p.py").write_text(f"n_embd = 384\n{line}\n")
     if id is None:
         resolved = resolve(["p.py", f"--{line.replace(' ', '')}"])
@@ -265,15 +265,14 @@ def test_a_key_of_the_forks_own(line: str, id: str | None, own_directory: Path) 
 
 
 @pytest.mark.parametrize("text", ["", "import os\n", "# nothing\nwandb_log = True\n"])
-def test_a_file_that_sets_nothing_is_no_run(text: str, own_directory: Path) -> None:
+def test_a_file_that_sets_nothing_is_no_run(text: str) -> None:
     Path("p.py").write_text(text)
-    result = foretrain("plan", "p.py", "--gpu", "4070")
-    assert result.returncode == 2
+    result = foretrain("plan", "p.py", "--gpu", "4070", code=2)
     assert "sets none" in result.stderr
     assert resolve(["p.py", "--n_layer=2"]).config.n_layer == 2
 
 
-def test_no_file_outside_is_read(own_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_no_file_outside_is_read(tmp_path_factory: pytest.TempPathFactory) -> None:
     outside = tmp_path_factory.mktemp("outside") / "secret.py"
     outside.write_text("n_layer = 3\n")
     for name in (str(outside), "../" + outside.name):

@@ -1,5 +1,6 @@
 """Knobs, limits, sources and messages of a configuration."""
 
+import json
 import math
 import os
 import subprocess
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from foretrain.base.errors import ConfigError, UserError
 from foretrain.config.options import OPTIONS, RunConfig
-from foretrain.config.presets import PRESETS
+from foretrain.config.presets import GPT2_SHAPES, PRESET_ALIASES, PRESETS
 from foretrain.config.resolve import from_values, resolve, to_toml
 from foretrain.model.step import learning_rate
 from tests.kit.command import foretrain
@@ -42,7 +43,7 @@ def test_nanogpts_knobs_have_nanogpts_names_and_defaults() -> None:
     assert theirs == set(NANOGPT_DEFAULTS) | {"device", "dtype"}
 
 
-def test_order_is_preset_then_files_then_overrides(own_directory: Path) -> None:
+def test_order_is_preset_then_files_then_overrides() -> None:
     Path("a.toml").write_text('preset = "gpt2-40m"\nbatch_size = 7\n[optimizer]\nbeta2 = 0.9\n')
     Path("b.py").write_text("batch_size = 2 * 4\nn_layer = 3\n")
     resolved = resolve(["gpt2-124m", "a.toml", "b.py", "--n_layer=5", "--bias", "--n_layer=6"])
@@ -88,7 +89,7 @@ def test_override_forms(words: list[str], key: str, value: object) -> None:
     assert type(found) is type(value)
 
 
-def test_a_switch_does_not_swallow_a_file(own_directory: Path) -> None:
+def test_a_switch_does_not_swallow_a_file() -> None:
     Path("c.toml").write_text("n_layer = 3\n")
     config = resolve(["--bias", "c.toml"]).config
     assert config.bias
@@ -171,12 +172,11 @@ def test_a_schedule_that_nanogpt_runs_is_noted_and_never_refused(words: list[str
     assert [note.id for note in found.notes] == [f"config.{id}" for id in ids]
     for step in (0, 1, 49, found.config.max_iters):
         assert 0 < learning_rate(found.config, step) <= 6e-4
-    result = foretrain("plan", *words, "--gpu", "4070", "--json")
-    assert result.returncode == 0
+    foretrain("plan", *words, "--gpu", "4070", "--json", code=0)
     assert foretrain("mfu", *words, "--gpu", "4070", "--step-time", "4").returncode == 0
 
 
-def test_all_problems_at_once_with_key_value_range_and_source(own_directory: Path) -> None:
+def test_all_problems_at_once_with_key_value_range_and_source() -> None:
     Path("bad.py").write_text("batch_size = 0\nblok_size = 4\nn_head = 5\n")
     with pytest.raises(ConfigError) as caught:
         resolve(["bad.py", "--dropout=2", "--nonsense=1"])
@@ -203,7 +203,7 @@ def test_evaluation_only_needs_no_schedule() -> None:
     assert resolve(["--eval_only=True", "--max_iters=1"]).config.eval_only
 
 
-def test_toml_problems(own_directory: Path) -> None:
+def test_toml_problems() -> None:
     cases = {
         "n_layer = 1\nn_layer = 2\n": "not_toml",  # duplicate keys
         "n_layer = \n": "not_toml",
@@ -230,7 +230,7 @@ def test_presets_are_valid(preset: str) -> None:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_toml_round_trip(preset: str, own_directory: Path) -> None:
+def test_toml_round_trip(preset: str) -> None:
     config = resolve([preset]).config
     Path("x.toml").write_text(to_toml(config), "utf-8")
     assert resolve(["x.toml"]).config == config
@@ -290,16 +290,13 @@ def test_exit_code_two_without_torch() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
-    result = foretrain("train", "--block_size=0", "--batchsize=3")
-    assert result.returncode == 2
+    result = foretrain("train", "--block_size=0", "--batchsize=3", code=2)
     assert "Traceback" not in result.stderr
     assert "2 problems in the configuration:" in result.stderr
 
 
 def test_show_config_names_every_source() -> None:
     result = foretrain("plan", "gpt2-40m", "--batch_size=3", "--show-config", "--json")
-    import json
-
     shown = json.loads(result.stdout)
     assert shown["schema"] == "foretrain.config/1"
     assert shown["sources"]["batch_size"] == "--batch_size=3"
@@ -308,21 +305,21 @@ def test_show_config_names_every_source() -> None:
     assert set(shown["config"]) == set(OPTIONS)
 
 
-def test_a_byte_order_mark_is_no_problem(own_directory: Path) -> None:
+def test_a_byte_order_mark_is_no_problem() -> None:
     Path("a.toml").write_text("\ufeffbatch_size = 3\n")
     Path("b.py").write_text("\ufeffblock_size = 64\n")
     config = resolve(["a.toml", "b.py"]).config
     assert (config.batch_size, config.block_size) == (3, 64)
 
 
-def test_what_is_no_file_is_not_waited_for(own_directory: Path) -> None:
+def test_what_is_no_file_is_not_waited_for() -> None:
     os.mkfifo("fifo.py")
     Path("zero.py").symlink_to("/dev/zero")
     for name in ("fifo.py", "zero.py"):
         assert problems_of(name)[0].id == "config.cannot_read"
 
 
-def test_a_preset_key_names_a_preset_not_a_file(own_directory: Path) -> None:
+def test_a_preset_key_names_a_preset_not_a_file() -> None:
     Path("p.toml").write_text('preset = "p.toml"\n')
     assert problems_of("p.toml")[0].id == "config.unknown_preset"
     Path("q.toml").write_text('preset = "baby"\n')
@@ -344,3 +341,47 @@ def test_init_from_says_what_it_overrules() -> None:
 def test_a_value_that_another_option_makes_idle_is_said(words: list[str], unread: list[str]) -> None:
     """But not those of a preset, which nobody wrote."""
     assert [note.values["key"] for note in resolve(words).notes if note.id == "config.unused"] == unread
+
+
+@pytest.mark.parametrize("name", GPT2_SHAPES)
+def test_the_names_that_everybody_knows_are_presets(name: str) -> None:
+    found = resolve([name.upper(), "--batch_size=1"])
+    assert found.config == resolve([PRESET_ALIASES[name], "--batch_size=1"]).config
+    assert {key: getattr(found.config, key) for key in GPT2_SHAPES[name]} == GPT2_SHAPES[name]
+    assert json.loads(foretrain("plan", name, "--gpu", "H200", "--json").stdout)["name"] == PRESET_ALIASES[name]
+
+
+def said(*words: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        resolve(words)
+    return str(caught.value)
+
+
+def test_near_names_are_offered() -> None:
+    assert "gpt2-xl" in said("gpt2-xll")
+    assert "gpt2-medium" in said("gpt2-medum")
+    assert "--help" in said("--hlep")
+    assert "--help" in said("--hepl")
+    assert "--help" not in said("--depht")
+
+
+def test_an_address_is_shown_as_it_was_typed() -> None:
+    address = "https://github.com/karpathy/nanoGPT/blob/master/config/train_gpt2.py"
+    assert address in said(address)
+    assert "https://github.com/karpathy" in said("https://github.com/karpathy")
+
+
+@pytest.mark.parametrize("name", ["own.toml", "own.py"])
+def test_a_number_in_quotes_is_not_a_number(name: str) -> None:
+    Path(name).write_text('n_layer = "6"\n')
+    assert "n_layer = '6'" in said(name)
+    assert f"{name}:1" in said(name)
+    assert resolve(["--n_layer", "6"]).config.n_layer == 6
+
+
+def test_an_option_that_is_typed_twice_is_noted() -> None:
+    found = resolve(["baby", "--batch_size=8", "--batch_size=16"])
+    assert found.config.batch_size == 16
+    assert [note.id for note in found.notes] == ["config.typed_twice"]
+    assert "--batch_size=16" in str(found.notes[0])
+    assert not resolve(["baby", "--batch_size=8", "--batch_size=8"]).notes  # over a preset it is what one types it for

@@ -1,5 +1,6 @@
 """Datasets, tokenizers and batches: nanoGPT's layout, clear sentences for bad files, order from (seed, step)."""
 
+import hashlib
 import json
 import os
 import pickle
@@ -313,8 +314,6 @@ def test_built_in_corpus_as_bytes() -> None:
     ids = np.fromfile(Path(info.path) / "train.bin", np.uint16)
     assert bytes(ids.astype(np.uint8)) == b"".join(d + b"\0" for d in corpus.documents("train"))
     meta = json.loads((Path(info.path) / "meta.json").read_text())
-    import hashlib
-
     assert meta["splits"]["train"]["sha256"] == hashlib.sha256(ids.tobytes()).hexdigest()
     before = (Path(info.path) / "meta.json").stat().st_mtime_ns
     assert prepare_built_in(config) == info  # made once
@@ -339,8 +338,7 @@ def test_bad_datasets_on_the_command_line() -> None:
     (Path("data/none") / "train.bin").write_bytes(b"")
     model = ["--n_layer=1", "--n_head=1", "--n_embd=8", "--block_size=16", "--vocab_size=96", "--device=cpu"]
     for name, words in (("tiny", "too few"), ("big", "token id"), ("none", "empty"), ("absent", "No dataset named")):
-        result = foretrain("train", f"--dataset={name}", "--compile=false", *model)
-        assert result.returncode == 7, result.stderr
+        result = foretrain("train", f"--dataset={name}", "--compile=false", *model, code=7)
         assert words in result.stderr
         assert "Traceback" not in result.stderr
 

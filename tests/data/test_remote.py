@@ -10,7 +10,9 @@ import fsspec
 import numpy as np
 import pytest
 
+from foretrain.app.training.ready import prepare_data
 from foretrain.base.errors import ExitCode, UserError
+from foretrain.config.resolve import resolve
 from foretrain.data import remote
 from foretrain.data.batches import TokenFile
 from foretrain.data.dataset import read_info
@@ -201,14 +203,10 @@ def test_hostile_names_at_an_address() -> None:
 
 def test_train_and_data_from_an_address() -> None:
     """What `train` does before its first step: every shard is here, and the vocabulary is the dataset's."""
-    from foretrain.app.training.ready import prepare_data
-    from foretrain.config.resolve import resolve
-
     shards(Path("there"), 200)
     url = f"file://{Path('there').absolute()}"
     resolved, info = prepare_data(resolve([f"--dataset={url}", "--block_size=16"]))
     assert resolved.config.vocab_size == 256
     assert not list(missing_shards(info))
-    result = foretrain("data", "info", url)
-    assert result.returncode == 0, result.stderr
+    result = foretrain("data", "info", url, code=0)
     assert "kept in" in " ".join(result.stdout.split())

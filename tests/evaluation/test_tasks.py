@@ -122,8 +122,7 @@ def test_bits_per_byte_of_a_task_are_those_of_its_texts(own_tasks: Path) -> None
 def test_results_of_tasks_are_kept_and_shown(own_tasks: Path) -> None:
     trained("modern")
     words = ("eval", "out", "--tasks", "own_choices,own_rolling", "--include-path", "tasks", "--device=cpu")
-    result = foretrain(*words)
-    assert result.returncode == 0, result.stderr
+    result = foretrain(*words, code=0)
     assert "own_choices" in result.stdout
     assert "on the run's own model" in result.stdout
     assert len(result.stdout.splitlines()) <= 12
@@ -137,8 +136,7 @@ def test_results_of_tasks_are_kept_and_shown(own_tasks: Path) -> None:
 @pytest.mark.slow
 def test_unknown_task_is_refused_with_the_nearest(own_tasks: Path) -> None:
     trained("modern")
-    result = foretrain("eval", "out", "--tasks", "own_choices,own_choises", "--include-path", "tasks")
-    assert result.returncode == 2
+    result = foretrain("eval", "out", "--tasks", "own_choices,own_choises", "--include-path", "tasks", code=2)
     assert "own_choises: lm-eval has no task of this name; the nearest are own_choices" in result.stderr
     assert foretrain("eval", "out", "--tasks", "x", "--include-path", "no-folder").returncode == 7
 
@@ -157,8 +155,9 @@ def test_what_a_task_lacks_is_one_sentence(own_tasks: Path) -> None:
         ("own_lacks", 4, "needs a package that is not installed (No module named 'no_such_package'"),
         ("own_long", 4, "it asks for 32 new tokens of a model with a context of 32"),
     ):
-        result = foretrain("eval", "out", "--tasks", f"own_choices,{task}", "--include-path", "tasks", "--device=cpu")
-        assert result.returncode == code, result.stderr
+        result = foretrain(
+            "eval", "out", "--tasks", f"own_choices,{task}", "--include-path", "tasks", "--device=cpu", code=code
+        )
         assert said in result.stderr
         assert "Traceback" not in result.stderr
         assert ("own_choices" in foretrain("explain", "out").stdout) == (task == "own_long")  # found before, so kept
@@ -167,12 +166,10 @@ def test_what_a_task_lacks_is_one_sentence(own_tasks: Path) -> None:
 @pytest.mark.slow
 def test_lm_evals_own_tasks_need_the_network_or_its_cache() -> None:
     trained("modern")
-    result = foretrain("eval", "out", "--tasks", "lambada_openai")
-    assert result.returncode == 4
+    result = foretrain("eval", "out", "--tasks", "lambada_openai", code=4)
     assert "lm-eval downloads the data of its tasks" in result.stderr
     assert "lambada_openai: its data is not in the cache" in result.stderr
-    result = foretrain("eval", "out", "--tasks", "lambada_opnai")
-    assert result.returncode == 2
+    result = foretrain("eval", "out", "--tasks", "lambada_opnai", code=2)
     assert "lambada_openai" in result.stderr
 
 

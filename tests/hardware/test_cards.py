@@ -136,30 +136,26 @@ def test_a_card_of_amd_is_no_count_of_cards() -> None:
     assert parse("2 x 7900 XTX")[1:] == (2, "7900 XTX")
     assert parse("8xH100")[1:] == (8, "H100")
     assert parse("3090 x 2")[1:] == (2, "3090")
-    done = foretrain("plan", "--inference", "qwen3-8b", "--gpu", "7900 XTX")
-    assert done.returncode == 0
+    done = foretrain("plan", "--inference", "qwen3-8b", "--gpu", "7900 XTX", code=0)
     assert "Fits. Needs 16.15 GiB" in done.stdout
 
 
 @pytest.mark.parametrize("gpu", ["7900 XTX", "MI300X", "B580", "Strix Halo 128GB", "M4 Max 64GB"])
 def test_where_nothing_was_checked_only_memory_is_planned(gpu: str) -> None:
-    done = foretrain("plan", "--inference", "qwen3-8b", "--gpu", gpu, "--json")
-    assert done.returncode == 0
+    done = foretrain("plan", "--inference", "qwen3-8b", "--gpu", gpu, "--json", code=0)
     assert '"timing": null' in done.stdout
     assert "inference_unchecked" in done.stdout
     for words in (["qwen3-8b", "--method=qlora"], ["gpt2-124m"]):
         if words == ["gpt2-124m"] and gpu.startswith("M4"):
             continue
-        done = foretrain("plan", *words, "--gpu", gpu)
-        assert done.returncode == 2
+        done = foretrain("plan", *words, "--gpu", gpu, code=2)
         assert done.stderr.count("\n") == 1
         assert 'For example: --gpu "RTX 4090"' in done.stderr
 
 
 def test_no_training_is_planned_where_pytorch_has_no_kernels() -> None:
     for words in (["qwen3-8b", "--method=qlora"], ["gpt2-124m"]):
-        done = foretrain("plan", *words, "--gpu", "Tesla K80")
-        assert done.returncode == 2
+        done = foretrain("plan", *words, "--gpu", "Tesla K80", code=2)
         assert "compute capability 5.0" in done.stderr
 
 

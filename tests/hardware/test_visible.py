@@ -6,7 +6,7 @@ import pytest
 
 from foretrain.base.units import GIB
 from foretrain.hardware.card import VARIABLE, Cards, Load, identity, visible
-from foretrain.hardware.catalogue import detect, given_gib
+from foretrain.hardware.catalogue import detect, find, given_gib
 from foretrain.hardware.devices import used_here_bytes
 from tests.kit.nvml import FakeNvml
 
@@ -98,8 +98,6 @@ def test_what_torch_knows_of_a_card_comes_first(monkeypatch: pytest.MonkeyPatch)
 
 def test_others_memory_is_that_of_the_card_that_cuda_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     import pynvml
-
-    from foretrain.hardware.catalogue import find
 
     stand_in = ThreeCards()
     for name in dir(stand_in):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from foretrain.hardware.cpu import cpu_device
 from foretrain.measure import calibrate as kernels
 from foretrain.measure import calibrate as module
 from foretrain.measure import peaks
+from foretrain.measure.timer import Enough, repeated
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.ops import MicroBatchRun, step
 from foretrain.predict.speed.time import step_time
@@ -214,8 +216,6 @@ class FakeNvml:
 
 
 def test_the_clock_under_load_is_not_that_of_idling(monkeypatch: pytest.MonkeyPatch) -> None:
-    import time
-
     monkeypatch.setattr(card, "INTERVAL_S", 0.001)
     nvml = FakeNvml()
     with card.Load(0, nvml) as load:
@@ -228,3 +228,39 @@ def test_the_clock_under_load_is_not_that_of_idling(monkeypatch: pytest.MonkeyPa
 
 def test_memory_is_kept_where_glibc_allows_it() -> None:
     assert keep_memory() in (True, False)
+
+
+class Clock:
+    """Every call takes the next of these seconds; the last one again and again. Notes how many were timed at once."""
+
+    def __init__(self, *seconds: float) -> None:
+        self.seconds, self.at_once, self.runs = list(seconds), list[int](), 0
+
+    def run(self) -> None:
+        self.runs += 1
+
+    def timed(self, run: Callable[[], Any], count: int) -> list[float]:
+        self.at_once.append(count)
+        for _ in range(count):
+            run()
+        return [self.seconds.pop(0) if len(self.seconds) > 1 else self.seconds[0] for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "enough", "at_once"),
+    [
+        ((0.001,), Enough(0.02, 3, 100), [1, 19]),  # enough together
+        ((0.00001,), Enough(0.02, 3, 100), [1, 99]),  # the most
+        ((0.015,), Enough(0.02, 3, 100), [1, 2]),  # the fewest
+        ((0.0,), Enough(0.02, 3, 100), [1, 99]),  # a clock too coarse to show anything
+        ((0.5,), Enough(0.02, 3, 100, long_s=0.1), [1]),  # one long run
+        ((0.01, 0.002), Enough(0.02, 3, 100), [1, 2, 3]),  # the first one was slow
+        ((0.001,), Enough(0.0, 1, 100), [1]),
+    ],
+    ids=str,
+)
+def test_runs_until_enough(seconds: tuple[float, ...], enough: Enough, at_once: list[int]) -> None:
+    clock = Clock(*seconds)
+    found = repeated(clock.run, clock.timed, enough)
+    assert clock.at_once == at_once
+    assert len(found) == sum(at_once) == clock.runs - 1  # one more to warm up

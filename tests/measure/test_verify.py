@@ -18,10 +18,13 @@ from rich.console import Console
 from foretrain.base.errors import UserError
 from foretrain.cli import app
 from foretrain.cli.commands import verify as verify_command
+from foretrain.cli.commands.verify import Terminated
 from foretrain.hardware.catalogue import Gpu, find
 from foretrain.measure import verify_record, verify_session, verify_step
 from foretrain.measure.verify_record import Case, Machine, Outcome, Predicted, Verification, Versions
+from foretrain.predict.plan import plan
 from foretrain.predict.trace import drive, service
+from foretrain.predict.trace.forecast import answers_for
 from foretrain.predict.trace.service import TraceUnavailable
 from tests.kit.command import REPO, Terminal, foretrain
 
@@ -85,9 +88,6 @@ def test_the_largest_micro_batch_is_the_largest() -> None:
 
 
 def test_a_prediction_is_what_plan_exact_says() -> None:
-    from foretrain.predict.plan import plan
-    from foretrain.predict.trace.forecast import answers_for
-
     predicted, peaks = verify_session.predict(TINY, CARD)
     config = TINY.config.model_copy(update={"compile": False, "dtype": "float32"})
     made = plan(config, CARD)
@@ -260,8 +260,7 @@ def results(path: str = "r.json") -> Verification:
 
 
 def test_all_cases_are_run_and_shown(machinery: Machinery) -> None:
-    result = foretrain("verify", "--out", "r.json", "--name", "octocat")
-    assert result.returncode == 0, result.stderr
+    result = foretrain("verify", "--out", "r.json", "--name", "octocat", code=0)
     assert len(machinery.asked) == 24
     found = results()
     assert len(found.of("measured")) == 24
@@ -292,14 +291,12 @@ def test_nothing_of_the_user_is_in_the_file(machinery: Machinery) -> None:
 
 def test_ctrl_c_keeps_results_and_the_command_continues(machinery: Machinery) -> None:
     machinery.answers = {"30M fp16 compiled": KeyboardInterrupt()}
-    stopped = foretrain("verify", "--out", "r.json")
-    assert stopped.returncode == 130
+    stopped = foretrain("verify", "--out", "r.json", code=130)
     done = len(results().of("measured"))
     assert 0 < done < 24
     assert f"{done} of 24 cases are done and kept in r.json" in stopped.stderr
     before, machinery.asked, machinery.answers = set(machinery.asked[:-1]), [], {}
-    again = foretrain("verify", "--out", "r.json")
-    assert again.returncode == 0
+    foretrain("verify", "--out", "r.json", code=0)
     assert len(machinery.asked) == 24 - done
     assert not before & set(machinery.asked)
     assert len(results().of("measured")) == 24
@@ -309,8 +306,6 @@ def test_ctrl_c_keeps_results_and_the_command_continues(machinery: Machinery) ->
 
 
 def test_sigterm_stops_with_its_own_exit_code(machinery: Machinery) -> None:
-    from foretrain.cli.commands.verify import Terminated
-
     machinery.answers = {"30M fp16 compiled": Terminated()}
     assert foretrain("verify", "--out", "r.json", "--quiet").returncode == 75
     assert results().of("measured")
@@ -322,8 +317,7 @@ def test_only_and_again(machinery: Machinery) -> None:
     assert len(results().of("waiting")) == 23
     assert foretrain("verify", "--out", "r.json", "--only", "muon", "--again", "--quiet").returncode == 0
     assert len(machinery.asked) == 2
-    wrong = foretrain("verify", "--out", "r.json", "--only", "99B")
-    assert wrong.returncode == 2
+    wrong = foretrain("verify", "--out", "r.json", "--only", "99B", code=2)
     assert "99B" in wrong.stderr
     assert "124M adamw8bit bf16 eager foretrain" in wrong.stderr
 
@@ -333,8 +327,7 @@ def test_what_goes_wrong_with_a_case_spoils_nothing(machinery: Machinery) -> Non
         "adamw8bit": {"out_of_memory": {"phase": "first_step", "said": "CUDA out of memory"}},
         "Muon": verify_session.Ended(-9), "dropout and bias": verify_session.Timeout(), "evaluation only": {"error": "ValueError: 7"},
     }  # fmt: skip
-    result = foretrain("verify", "--out", "r.json")
-    assert result.returncode == 0
+    result = foretrain("verify", "--out", "r.json", code=0)
     found = results()
     assert len(found.of("measured")) == 20
     assert len(found.of("out_of_memory")) == 1
@@ -425,14 +418,12 @@ def test_cases_that_are_not_ours_are_never_run(machinery: Machinery) -> None:
 
 def test_no_card_is_one_sentence(machinery: Machinery) -> None:
     machinery.count = 0
-    result = foretrain("verify")
-    assert result.returncode == 4
+    result = foretrain("verify", code=4)
     assert len(result.stderr.strip().splitlines()) == 1
     assert "No CUDA card can be used here (torch 2.13.0" in result.stderr
     assert not list(Path().glob("*.json"))
     machinery.count = 2
-    found = foretrain("verify", "--device", "cuda:1", "--only", "Muon", "--quiet")
-    assert found.returncode == 0
+    foretrain("verify", "--device", "cuda:1", "--only", "Muon", "--quiet", code=0)
     assert Path("foretrain-verify-nvidia-geforce-rtx-4070.json").is_file()
 
 
@@ -460,14 +451,12 @@ def test_the_shell_completes_devices_and_words_of_cases() -> None:
     ],
 )
 def test_wrong_words_are_refused(machinery: Machinery, words: tuple[str, str]) -> None:
-    result = foretrain("verify", *words)
-    assert result.returncode == 2
+    result = foretrain("verify", *words, code=2)
     assert words[0] in result.stderr
 
 
 def test_unwritable_file_is_refused_before_anything_runs(machinery: Machinery) -> None:
-    result = foretrain("verify", "--out", "nowhere/r.json")
-    assert result.returncode == 2
+    result = foretrain("verify", "--out", "nowhere/r.json", code=2)
     assert "nowhere/r.json" in result.stderr
     assert machinery.asked == []
 
@@ -549,8 +538,7 @@ def test_a_damaged_file_is_one_sentence_and_never_written_over(kind: str, machin
     assert "r.json: is not a results file of `foretrain verify`" in shown.stderr
     assert "\x1b" not in shown.stderr
     before = Path("r.json").read_bytes()
-    resumed = foretrain("verify", "--out", "r.json", "--only", "Muon", "--quiet")
-    assert resumed.returncode == 0
+    resumed = foretrain("verify", "--out", "r.json", "--only", "Muon", "--quiet", code=0)
     assert "r.damaged-1.json" in resumed.stderr
     assert Path("r.damaged-1.json").read_bytes() == before
     assert len(results().of("measured")) == 1
@@ -558,8 +546,7 @@ def test_a_damaged_file_is_one_sentence_and_never_written_over(kind: str, machin
 
 def test_a_missing_file_and_a_folder_are_told() -> None:
     for path in ("none.json", "."):
-        result = foretrain("verify", "--show", path, "--json")
-        assert result.returncode == 7
+        result = foretrain("verify", "--show", path, "--json", code=7)
         assert json.loads(result.stdout)["id"] == "data.bad_verification"
 
 

@@ -216,7 +216,7 @@ def test_advice_keeps_to_the_recipes_rules() -> None:
 
 
 @pytest.mark.parametrize("changes", [{"n_kv_head": 2, "optimizer": "muon"}, QWEN3])
-def test_runs_resume_exactly(changes: dict[str, Any], own_directory: Path) -> None:
+def test_runs_resume_exactly(changes: dict[str, Any]) -> None:
     assert_a_run_resumes_exactly(small(**changes))
 
 
@@ -229,7 +229,7 @@ def test_its_options_take_no_part_in_resuming_other_recipes() -> None:
         assert config_digest(own) != config_digest(own.model_copy(update=changed)), changed
 
 
-def test_it_learns_and_samples(own_directory: Path) -> None:
+def test_it_learns_and_samples() -> None:
     more: dict[str, Any] = {"n_kv_head": 1, "activation_checkpointing": True, "loss_chunk_size": 20}
     assert_it_learns_and_samples(small(max_iters=60, lr_decay_iters=60, **more))
 
@@ -238,7 +238,7 @@ def test_it_learns_and_samples(own_directory: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_weights_of_transformers_come_in_and_go_out(kind: str, own_directory: Path) -> None:
+def test_weights_of_transformers_come_in_and_go_out(kind: str) -> None:
     config = small(**KINDS[kind])
     brought, back = assert_weights_come_in_and_go_out(config)
     shaping = ("n_layer", "n_head", "n_embd", "vocab_size", "qk_norm", "tied_embeddings", "rope_theta", "norm_eps")
@@ -247,7 +247,7 @@ def test_weights_of_transformers_come_in_and_go_out(kind: str, own_directory: Pa
     assert back.kv_heads == config.kv_heads
 
 
-def test_more_rows_of_the_vocabulary_are_the_mean_row(own_directory: Path) -> None:
+def test_more_rows_of_the_vocabulary_are_the_mean_row() -> None:
     theirs(small()).save_pretrained("theirs")
     _, model = loaded("./theirs", vocab_size=100)
     weights = load_file("theirs/model.safetensors")
@@ -257,14 +257,14 @@ def test_more_rows_of_the_vocabulary_are_the_mean_row(own_directory: Path) -> No
         assert torch.allclose(grown[96:], weights[name].mean(0).expand(4, -1))
 
 
-def test_the_context_is_the_configs_own_up_to_the_models(own_directory: Path) -> None:
+def test_the_context_is_the_configs_own_up_to_the_models() -> None:
     theirs(small(), max_position_embeddings=2048).save_pretrained("theirs")
     assert from_values({"init_from": "./theirs"}).config.block_size == 1024
     assert from_values({"init_from": "./theirs", "block_size": 2048}).config.block_size == 2048
     assert [p.id for p in problems(init_from="./theirs", block_size=4096)] == ["config.init_from_beyond"]
 
 
-def test_what_cannot_be_started_from_is_said(own_directory: Path) -> None:
+def test_what_cannot_be_started_from_is_said() -> None:
     theirs(small(n_kv_head=2)).save_pretrained("theirs")
     assert [p.id for p in problems(init_from="./theirs", recipe="modern")] == ["config.init_from_recipe"]
     (found,) = problems(init_from="./theirs", recipe="nanogpt")
@@ -288,7 +288,7 @@ def test_what_cannot_be_started_from_is_said(own_directory: Path) -> None:
     assert "config.json" in why_not_started()
 
 
-def test_lacking_and_strange_tensors_are_said(own_directory: Path) -> None:
+def test_lacking_and_strange_tensors_are_said() -> None:
     theirs(small()).save_pretrained("theirs")
     file = "theirs/model.safetensors"
     weights = load_file(file)
@@ -298,7 +298,7 @@ def test_lacking_and_strange_tensors_are_said(own_directory: Path) -> None:
     assert "q_proj.bias" in why_not_started()
 
 
-def test_a_run_is_a_start_for_another(own_directory: Path) -> None:
+def test_a_run_is_a_start_for_another() -> None:
     config = started_from_a_run(small(n_kv_head=2, max_iters=3))
     assert (config.recipe, config.kv_heads, config.mlp_width) == ("llama", 2, 96)
 

@@ -187,7 +187,7 @@ def test_each_dtype_learns_and_writes(dtype: torch.dtype) -> None:
     assert list(made) == [4, 5, 6, 7, 8]
 
 
-def test_killed_runs_resume_exactly(own_directory: Path) -> None:
+def test_killed_runs_resume_exactly() -> None:
     assert_a_run_resumes_exactly(small())
 
 
@@ -259,7 +259,7 @@ def test_the_exact_trace_runs_it() -> None:
 # -- the recipe as a layer of defaults ---------------------------------------------------------------------
 
 
-def test_the_recipe_lies_beneath_what_the_user_wrote(own_directory: Path) -> None:
+def test_the_recipe_lies_beneath_what_the_user_wrote() -> None:
     Path("a.toml").write_text("recipe = 'modern'\nwarmup_iters = 7\n", "utf-8")
     found = resolve(["a.toml", "--weight_decay=0.3"])
     c = found.config
@@ -290,7 +290,7 @@ def test_another_optimizer_keeps_its_own_rates() -> None:
     assert (c.recipe, c.optimizer, c.learning_rate) == ("modern", "adamw", 3e-3)
 
 
-def test_a_written_config_reads_as_itself(own_directory: Path) -> None:
+def test_a_written_config_reads_as_itself() -> None:
     found = resolve(["baby", "--recipe=modern"])
     Path("a.toml").write_text(to_toml(found.config), "utf-8")
     again = resolve(["a.toml"])

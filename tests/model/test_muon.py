@@ -127,7 +127,7 @@ def test_groups(recipe: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", ["nanogpt", "modern"])
-def test_a_checkpoint_goes_on_bit_for_bit(recipe: str, own_directory: Path) -> None:
+def test_a_checkpoint_goes_on_bit_for_bit(recipe: str) -> None:
     config = tiny(recipe=recipe, optimizer="muon", weight_decay=0.1)
     generator = torch.Generator().manual_seed(5)
     ids = [torch.randint(0, 96, (4, 16), generator=generator) for _ in range(5)]

@@ -123,30 +123,30 @@ def test_advice_keeps_to_what_the_recipe_can() -> None:
 
 
 @pytest.mark.parametrize("changes", [{}, {"optimizer": "muon", "activation_checkpointing": True}])
-def test_runs_resume_exactly(changes: dict[str, Any], own_directory: Path) -> None:
+def test_runs_resume_exactly(changes: dict[str, Any]) -> None:
     assert_a_run_resumes_exactly(small(**changes))
 
 
-def test_it_learns_and_samples(own_directory: Path) -> None:
+def test_it_learns_and_samples() -> None:
     assert_it_learns_and_samples(small(max_iters=60, lr_decay_iters=60, activation_checkpointing=True))
 
 
 # -- weights in and out --------------------------------------------------------------------------------------
 
 
-def test_weights_of_transformers_come_in_and_go_out(own_directory: Path) -> None:
+def test_weights_of_transformers_come_in_and_go_out() -> None:
     config = small()
     brought, _ = assert_weights_come_in_and_go_out(config)
     for name in ("recipe", "n_layer", "n_head", "n_embd", "vocab_size"):
         assert getattr(brought, name) == getattr(config, name)
 
 
-def test_a_run_is_a_start_for_another(own_directory: Path) -> None:
+def test_a_run_is_a_start_for_another() -> None:
     config = started_from_a_run(small(max_iters=3))
     assert (config.recipe, config.n_head) == ("nanochat", 4)
 
 
-def test_what_cannot_be_started_from_is_said(own_directory: Path) -> None:
+def test_what_cannot_be_started_from_is_said() -> None:
     theirs(small()).save_pretrained("theirs")
     (found,) = problems(init_from="./theirs", recipe="llama")
     assert (found.id, found.values["own"]) == ("config.init_from_other_recipe", "nanochat")
@@ -170,7 +170,7 @@ def test_what_cannot_be_started_from_is_said(own_directory: Path) -> None:
     assert "config.json" in why_not_started()
 
 
-def test_lacking_and_strange_tensors_are_said(own_directory: Path) -> None:
+def test_lacking_and_strange_tensors_are_said() -> None:
     theirs(small()).save_pretrained("theirs")
     file = "theirs/model.safetensors"
     weights = load_file(file)
@@ -193,9 +193,7 @@ def test_lacking_and_strange_tensors_are_said(own_directory: Path) -> None:
         ({"block_size": None}, "block_size = None, which is not possible"),
     ],
 )
-def test_a_config_beside_our_own_weights_that_cannot_be_is_said(
-    recipe: str, change: dict[str, Any], said: str, own_directory: Path
-) -> None:
+def test_a_config_beside_our_own_weights_that_cannot_be_is_said(recipe: str, change: dict[str, Any], said: str) -> None:
     train(small(recipe=recipe, out_dir="out", max_iters=1))
     export(Path("out"), "safetensors", Path("ours"))
     path = Path("ours/config.json")

@@ -8,7 +8,10 @@ import pytest
 
 from foretrain.config.checks import check
 from foretrain.hardware.catalogue import find
+from foretrain.hardware.cpu import cpu_device
 from foretrain.model.techniques import TECHNIQUES, Technique
+from foretrain.predict.plan import plan
+from foretrain.training.device import place
 from tests.kit.techniques import (
     GPU,
     REFERENCE,
@@ -98,8 +101,6 @@ def test_conflicts_are_known_wherever_configs_are_checked() -> None:
 
 def test_compiled_ones_say_where_the_ledger_does_not_know_them() -> None:
     """Blocks that are compiled one by one are estimated; the auto_chunker is, but not in the modern recipe."""
-    from foretrain.predict.plan import plan
-
     said = {t.id: any(n.id == "compile_not_modelled" for n in plan(t.applied(REFERENCE), GPU).notes) for t in COMPILED}
     assert said == {t.id: t.needs_trace and t.id != "auto_chunker" for t in COMPILED}
     modern = REFERENCE.model_copy(update={"recipe": "modern", "compile": True, "auto_chunker": True})
@@ -116,10 +117,6 @@ def test_compiled_ones_say_where_the_ledger_does_not_know_them() -> None:
     ],
 )  # fmt: skip
 def test_what_has_no_effect_is_said(knobs: dict[str, object], gpu: str, dtype: str, idle: bool) -> None:
-    from foretrain.hardware.cpu import cpu_device
-    from foretrain.predict.plan import plan
-    from foretrain.training.device import place
-
     config = tiny(**knobs, dtype=dtype)
     made = plan(config, cpu_device() if gpu == "cpu" else find(gpu))
     assert any(note.id == "no_effect_here" for note in made.notes) == idle

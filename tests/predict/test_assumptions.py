@@ -51,8 +51,7 @@ def config(own_directory: Path) -> str:
 
 
 def planned(*words: str) -> dict:
-    result = foretrain("plan", *words, "--gpu", "4070", "--json")
-    assert result.returncode == 0, result.stderr
+    result = foretrain("plan", *words, "--gpu", "4070", "--json", code=0)
     return json.loads(result.stdout)
 
 
@@ -81,7 +80,7 @@ def test_the_explanation_says_it_too(config: str) -> None:
     assert any(isinstance(block, Paragraph) and block.message.id == "assumed.vocab_of_nanogpt" for block in shown)
 
 
-def test_a_pasted_config_has_it_too(own_directory: Path) -> None:
+def test_a_pasted_config_has_it_too() -> None:
     found = from_text(SHAKESPEARE_CHAR, "train_shakespeare_char.py")
     assert "vocab_size" not in found.sources  # so the form leaves it open
     form = Form(values={key: getattr(found.config, key) for key in found.sources})
@@ -104,7 +103,7 @@ def test_what_is_here_wins_over_what_is_known(config: str) -> None:
     ("dataset", "assumed", "tokens"),
     [("openwebtext", [], 9_035_582_198), ("shakespeare", [], 301_966), ("my_books", ["vocab_default"], None)],
 )
-def test_other_names(own_directory: Path, dataset: str, assumed: list[str], tokens: int | None) -> None:
+def test_other_names(dataset: str, assumed: list[str], tokens: int | None) -> None:
     """nanoGPT's GPT-2 data have no meta.pkl, so 50,304 is what it takes; of an unknown name nobody can tell."""
     found = data_of_config(resolve([f"--dataset={dataset}"]))
     assert found.config.vocab_size == 50_304
@@ -112,6 +111,6 @@ def test_other_names(own_directory: Path, dataset: str, assumed: list[str], toke
     assert found.tokens == tokens
 
 
-def test_a_config_that_names_no_dataset_assumes_nothing_of_it(own_directory: Path) -> None:
+def test_a_config_that_names_no_dataset_assumes_nothing_of_it() -> None:
     found = data_of_config(resolve(["gpt2-124m"]))
     assert (found.tokens, found.assumptions) == (None, ())

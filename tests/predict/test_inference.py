@@ -2,6 +2,7 @@
 
 import csv
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from foretrain.config.inference import FORMATS, Inference, parse_inference
 from foretrain.config.presets import PRESETS, models
 from foretrain.config.shape import ModelShape, facts_of_run
 from foretrain.hardware.catalogue import catalogue, find
+from foretrain.model.language_model import make_model
+from foretrain.model.writer import Reader
 from foretrain.predict.inference.plan import InferencePlan
 from foretrain.predict.inference.speed import share_at_once, weights_bytes
 from tests.kit.command import REPO, first_screen, foretrain
@@ -106,9 +109,6 @@ def test_int8_is_as_large_as_torchao_says(name: str, size_gb: float) -> None:
     "recipe", [{}, {"recipe": "llama", "n_head": 4, "n_embd": 64, "n_kv_head": 1, "mlp_width": 96}]
 )
 def test_the_cache_of_our_models_is_as_large_as_planned(recipe: dict[str, Any]) -> None:
-    from foretrain.model.language_model import make_model
-    from foretrain.model.writer import Reader
-
     config = tiny(**{"dropout": 0.0, "bias": False, **recipe})
     reader = Reader(make_model(config))
     reader.read([1, 2])
@@ -258,7 +258,7 @@ def test_what_other_programs_use_is_not_free() -> None:
     assert "auto" not in foretrain("plan", "qwen3-8b", "--inference", "--gpu", ",").stdout
 
 
-def test_a_model_that_is_published_quantized_is_said_to_be(own_directory: Path) -> None:
+def test_a_model_that_is_published_quantized_is_said_to_be() -> None:
     source = preset_source("qwen3-0.6b")
     Path("config.json").write_text(
         json.dumps({**source.config, "quantization_config": {"quant_method": "gptq", "bits": 4}})
@@ -328,24 +328,22 @@ def test_words_and_models() -> None:
     ],
 )  # fmt: skip
 def test_what_cannot_be_asked_is_one_sentence(words: list[str], said: str) -> None:
-    result = foretrain("plan", "llama-3.1-8b", "--inference", "--gpu", "4070", *words)
-    assert result.returncode == 2
+    result = foretrain("plan", "llama-3.1-8b", "--inference", "--gpu", "4070", *words, code=2)
     assert said in result.stderr
     assert "Traceback" not in result.stderr
     assert ("foretrain.error/1" in result.stdout) == ("--json" in words)
 
 
-def test_a_name_that_is_nothing_and_a_file_of_weights_are_told(own_directory: Path) -> None:
+def test_a_name_that_is_nothing_and_a_file_of_weights_are_told() -> None:
     with pytest.raises(UserError, match=r"did you mean .*llama-3\.1-8b"):
         planned("llama-3.1-70b")
     Path("model.gguf").write_bytes(b"GGUF")
-    told = foretrain("plan", "model.gguf", "--inference", "--gpu", "4070")
-    assert told.returncode == 2
+    told = foretrain("plan", "model.gguf", "--inference", "--gpu", "4070", code=2)
     assert "config.json" in told.stderr
     assert "rename" not in told.stderr
 
 
-def test_a_folder_and_a_run_are_models_too(own_directory: Path) -> None:
+def test_a_folder_and_a_run_are_models_too() -> None:
     folder = Path("model")
     folder.mkdir()
     source = preset_source("qwen3-0.6b")
@@ -354,8 +352,7 @@ def test_a_folder_and_a_run_are_models_too(own_directory: Path) -> None:
     assert (made.name, made.where) == ("model", "model/config.json")
     assert (made.memory, made.timing) == (preset.memory, preset.timing)
     (folder / "config.json").write_text('{"model_type": "qwen3", "hidden_size": -3}', "utf-8")
-    refused = foretrain("plan", "model", "--inference", "--gpu", "4070")
-    assert refused.returncode == 2
+    refused = foretrain("plan", "model", "--inference", "--gpu", "4070", code=2)
     assert "hidden_size" in refused.stderr
     Path("run").mkdir()
     Path("run/run.json").write_text("{}", "utf-8")
@@ -390,8 +387,7 @@ def test_the_first_screen_is_short(words: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("lang", ["ar", "hi"])
 def test_it_is_short_in_other_languages(lang: str) -> None:
     for words in SCREENS:
-        found = foretrain("plan", "llama-3.1-8b", "--inference", "--gpu", "4070", *words, "--lang", lang)
-        assert found.returncode == 0
+        found = foretrain("plan", "llama-3.1-8b", "--inference", "--gpu", "4070", *words, "--lang", lang, code=0)
         assert 4 <= len(found.stdout.splitlines()) <= 12
 
 
@@ -424,14 +420,11 @@ def test_printed_in_python_it_is_what_the_command_shows() -> None:
 
 
 def test_it_needs_no_torch() -> None:
-    result = foretrain("plan", "qwen3-30b-a3b", "--inference", "--gpu", "4090", "--weights", "q4_k_m", apart=True)
-    assert result.returncode == 0, result.stderr
+    foretrain("plan", "qwen3-30b-a3b", "--inference", "--gpu", "4090", "--weights", "q4_k_m", apart=True, code=0)
     code = (
         "import sys; from foretrain.cli import main; sys.argv[1:] = ['plan', 'gpt2', '--inference', '--gpu', '4070']\n"
     )
     code += "try: main()\nexcept SystemExit: pass\nassert 'torch' not in sys.modules and 'numpy' not in sys.modules"
-    import subprocess
-
     made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
 
@@ -478,8 +471,7 @@ def test_largest_batch_and_context_are_asked_as_in_training() -> None:
     (("advise", "qwen3-8b", "--inference", "--gpu", "4070", "--apply", "1"), "--apply"),
 ])  # fmt: skip
 def test_what_is_refused_says_what_works(words: tuple[str, ...], said: str) -> None:
-    refused = foretrain(*words)
-    assert refused.returncode == 2
+    refused = foretrain(*words, code=2)
     assert said in refused.stderr
 
 

@@ -12,16 +12,20 @@ from foretrain.advice.frontier import predicted
 from foretrain.base.errors import UserError
 from foretrain.base.quantities import parse_bytes, parse_limit
 from foretrain.config.families import FAMILIES
-from foretrain.config.resolve import resolve
+from foretrain.config.presets import PRESETS
+from foretrain.config.resolve import from_text, resolve
 from foretrain.config.shape import ModelShape
-from foretrain.hardware.catalogue import find
+from foretrain.hardware.catalogue import catalogue, find
 from foretrain.predict.plan import Plan, n_evaluations, plan
 from foretrain.predict.pretraining import of_plan
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.time import step_time
 from foretrain.predict.within import within
+from foretrain.reports import html
 from foretrain.reports.views import plan as plan_view
-from tests.kit.command import REPO, foretrain
+from foretrain.web import calls
+from tests.kit.command import REPO, foretrain, refused
+from tests.kit.tiny import write_dataset
 
 CASES = REPO / "examples" / "real-cases"
 GPU = find("RTX 4070")
@@ -142,11 +146,6 @@ def test_plan_round_trips_through_json() -> None:
 
 @pytest.mark.slow
 def test_every_preset_plans_on_every_card() -> None:
-    from foretrain.config.presets import PRESETS
-    from foretrain.hardware.catalogue import catalogue
-    from foretrain.reports import html
-    from foretrain.reports.views import plan as plan_view
-
     for preset in PRESETS:
         for gpu in filter(lambda gpu: gpu.is_trained_on, catalogue().values()):
             made = plan(resolve([preset]).config, gpu)
@@ -155,9 +154,6 @@ def test_every_preset_plans_on_every_card() -> None:
 
 
 def test_every_preset_and_every_card_can_be_planned() -> None:
-    from foretrain.config.presets import PRESETS
-    from foretrain.hardware.catalogue import catalogue
-
     pairs = [(preset, find("4070")) for preset in PRESETS] + [("gpt2-30m", gpu) for gpu in catalogue().values()]
     untrained: set[str] = set()
     for preset, gpu in pairs:
@@ -187,8 +183,6 @@ def test_memory_limit_limits() -> None:
 
 
 def test_dataset_on_disk_gives_epochs_and_vocabulary() -> None:
-    from tests.kit.tiny import write_dataset
-
     path = write_dataset(Path("data/toy"), tokens=1000)
     (path / "meta.json").write_text(json.dumps({"dtype": "uint16", "vocab_size": 96, "tokenizer": "byte"}))
     result = foretrain("plan", "--dataset=toy", "--max_iters=10", "--lr_decay_iters=10", "--warmup_iters=1",
@@ -202,8 +196,7 @@ def test_dataset_on_disk_gives_epochs_and_vocabulary() -> None:
 
 
 def test_plan_says_the_verdict_first() -> None:
-    result = foretrain("plan", str(CASES / "c.py"), "--gpu", "RTX 4070", "--used-by-others", "2.1GB", "--full")
-    assert result.returncode == 0
+    result = foretrain("plan", str(CASES / "c.py"), "--gpu", "RTX 4070", "--used-by-others", "2.1GB", "--full", code=0)
     verdict = " ".join(result.stdout.split("Memory by phase")[0].split())
     assert "nanoGPT (compiled) does not fit. It needs at least " in verdict
     assert "in the steady state (backward, at the loss)" in verdict
@@ -245,15 +238,13 @@ def test_several_cards() -> None:
 )
 def test_exit_codes(words: list[str], code: int, says: str) -> None:
     words = [str(CASES / word) if word == "c.py" else word for word in words]
-    result = foretrain("plan", *words)
-    assert result.returncode == code, result.stderr
+    result = foretrain("plan", *words, code=code)
     assert says in " ".join(result.stderr.replace("│", " ").split())
     assert "Traceback" not in result.stderr
 
 
 def test_without_a_card_plan_asks_for_one() -> None:
-    result = foretrain("plan", "gpt2-124m")
-    assert result.returncode == 2
+    result = foretrain("plan", "gpt2-124m", code=2)
     assert "--gpu" in result.stderr
     assert foretrain("plan", "baby", "--device=cpu").returncode == 0
 
@@ -287,8 +278,7 @@ def test_of_a_card_with_unknown_memory_the_highest_phase_is_told() -> None:
 
 
 def test_check_with_json_is_one_object() -> None:
-    result = foretrain("plan", "gpt2-124m", "--gpu", "4070", "--batch_size=64", "--check", "--json")
-    assert result.returncode == 3
+    result = foretrain("plan", "gpt2-124m", "--gpu", "4070", "--batch_size=64", "--check", "--json", code=3)
     assert json.loads(result.stdout)["schema"] == "foretrain.plan/1"
     assert "does not fit" in result.stderr
 
@@ -297,8 +287,7 @@ def test_check_with_json_is_one_object() -> None:
     "words", [["gpus", "--bogus"], ["compare"], ["plan", "baby", "--gpu", "4070", "--trainer", "x"]]
 )
 def test_wrong_options_are_an_object_too(words: list[str]) -> None:
-    result = foretrain(*words, "--json")
-    assert result.returncode == 2
+    result = foretrain(*words, "--json", code=2)
     found = json.loads(result.stdout)
     assert found["schema"] == "foretrain.error/1"
     assert found["message"]
@@ -314,8 +303,7 @@ def test_wrong_options_are_an_object_too(words: list[str]) -> None:
     ],
 )
 def test_options_that_cannot_be_meant(words: list[str], word: str) -> None:
-    result = foretrain("plan", "gpt2-124m", *words)
-    assert result.returncode == 2
+    result = foretrain("plan", "gpt2-124m", *words, code=2)
     assert word in result.stderr
 
 
@@ -350,9 +338,8 @@ def test_what_is_not_known_of_a_family_is_said(monkeypatch: pytest.MonkeyPatch) 
     assert found.timing is None
     assert found.nanogpt_timing is not None
     assert "plan.no_time_of_recipe" in repr(plan_view.document(found))
-    with pytest.raises(UserError) as refused:
+    with refused("usage.no_time_of_recipe"):
         within(of_plan(found), parse_limit("12h"))
-    assert refused.value.id == "usage.no_time_of_recipe"
     uncompiled = plan(config.model_copy(update={"compile": False}), find("RTX 4070"))
     assert uncompiled.timing is not None
     assert "time_of_recipe_unknown" not in {note.id for note in uncompiled.notes}
@@ -365,3 +352,41 @@ def test_the_frontiers_own_point_is_the_plan(words: tuple[str, ...]) -> None:
         found, timing = predicted(made, step), made.timing_of(step)
         assert found is not None
         assert [point.tokens_per_s for point in found.points if point.given] == [timing.tokens_per_s]
+
+
+# karpathy/nanoGPT config/eval_gpt2.py
+EVAL_GPT2 = "batch_size = 8\neval_iters = 500\neval_only = True\nwandb_log = False\ninit_from = 'gpt2'\n"
+
+
+@pytest.fixture
+def config(own_directory: Path) -> str:
+    path = own_directory / "eval_gpt2.py"
+    path.write_text(EVAL_GPT2)
+    return str(path)
+
+
+def test_batches_seconds_and_memory(config: str) -> None:
+    result = foretrain("plan", config, "--gpu", "4070", "--full")
+    shown = " ".join(result.stdout.split())
+    assert "1,000 batches of 8 x 1,024 tokens" in shown
+    assert "fits" in shown
+    for nonsense in ("0.00e0", "all 0 steps", "FLOPs", "tokens/s", "MFU", "epochs", "checkpoint"):
+        assert nonsense not in shown, nonsense
+    short = foretrain("plan", config, "--gpu", "4070").stdout
+    assert "0 steps" not in short
+    assert "FLOPs" not in short
+    made = json.loads(foretrain("plan", config, "--gpu", "4070", "--json").stdout)
+    evaluation = made["nanogpt_timing"]["evaluation_s"]["expected_s"]
+    assert 20 < evaluation < made["nanogpt_timing"]["total_s"]["expected_s"] < 200
+    assert [phase["phase"] for phase in made["memory"][0]["phases"]] == ["evaluate_first"]
+
+
+def test_foretrains_batches_are_its_own() -> None:
+    found = from_text(EVAL_GPT2 + "eval_batch_size = 16\n", "eval_gpt2.py").config
+    asked = {
+        "values": {name: getattr(found, name) for name in ("eval_iters", "eval_only", "batch_size", "eval_batch_size")}
+    }
+    status, answer = calls.POSTED["/api/plan"](json.dumps({**asked, "gpu": "RTX 4070"}))
+    assert status == 200
+    assert "500 batches of 16 x 1,024 tokens" in json.dumps(answer, ensure_ascii=False)
+    assert not {"step", "speed", "mfu"} & {figure["id"] for figure in answer["figures"]}

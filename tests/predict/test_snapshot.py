@@ -18,6 +18,7 @@ from foretrain.predict import snapshot
 from foretrain.predict.allocator.blocks import Lifetimes, usual
 from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.snapshot import Label, snapshot_of, write
+from foretrain.predict.trace.record import Recorder
 from tests.kit.lifetimes import export, replayed
 from tests.kit.recordings import compare_with_recorded
 from tests.kit.snapshots import EVENTS, LABELS, MIB, SIDE, recorded
@@ -34,10 +35,7 @@ def test_a_snapshot_is_read_from_its_pickle(tmp_path: Path) -> None:
     file.write_bytes(pickle.dumps(recorded()))
     recording = snapshot.read(file)
     address = usual().new(30 * MIB)
-    assert recording.entries[:2] == (
-        ("segment_alloc", address, 30 * MIB, 0),
-        ("alloc", address, 30 * MIB - 100, 0),
-    )
+    assert recording.entries[:2] == (("segment_alloc", address, 30 * MIB, 0), ("alloc", address, 30 * MIB - 100, 0))
     assert recording.settings == Settings()
     assert recording.reserved_at_end_bytes == 82 * MIB
     assert recording.reserved_before_bytes == 0
@@ -386,8 +384,6 @@ def test_pytorch_opens_a_history_that_ends_in_out_of_memory() -> None:
 
 
 def test_a_trace_is_written_to_a_file_as_a_whole(tmp_path: Path) -> None:
-    from foretrain.predict.trace.record import Recorder
-
     recorder = Recorder()
     first = recorder.alloc(30 * MIB, "empty", "wte", (30, MIB), "int8")
     second = recorder.alloc(10 * MIB, "mm", "h.0", (10, MIB), "int8")

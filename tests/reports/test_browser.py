@@ -33,8 +33,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "comparison": [f"b1={b1}", f"b2={CASES}/b2.csv+{CASES}/b2.py"],
     }  # fmt: skip
     for kind in KINDS:
-        found = run_foretrain("report", *words[kind], "--gpu", "RTX 4070", "--out", str(folder / f"{kind}.html"))
-        assert found.returncode == 0, found.stderr
+        run_foretrain("report", *words[kind], "--gpu", "RTX 4070", "--out", str(folder / f"{kind}.html"), code=0)
     return {kind: folder / f"{kind}.html" for kind in KINDS}
 
 
@@ -99,8 +98,7 @@ def test_words_of_axes_stand_apart_and_ranges_on_their_axis(
     run = write_long_run(tmp_path / "run", 900, "short")
     for words in ([f"{CASES}/c.py", "--gpu", "cpu"], [str(run)]):
         out = tmp_path / "report.html"
-        found = run_foretrain("report", *words, "--lang", language, "--out", str(out))
-        assert found.returncode == 0, found.stderr
+        run_foretrain("report", *words, "--lang", language, "--out", str(out), code=0)
         with opened(browser, out, viewport={"width": width, "height": 900}) as page:
             assert page.evaluate(TOUCHING) == []
             assert set(page.evaluate(OFF_AXIS)) == {0}

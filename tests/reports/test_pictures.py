@@ -240,10 +240,7 @@ def test_agreement_has_the_line_the_band_and_the_stated_ranges() -> None:
         Row(id="time.step", kind="seconds", predicted=1.1, measured=1.0, low=0.9, high=1.5),
         Row(id="time.run", kind="seconds", predicted=90, measured=100),
     )
-    sources: Sources = {
-        "bytes": ("estimated",),
-        "seconds": ("estimated", "calibrated"),
-    }
+    sources: Sources = {"bytes": ("estimated",), "seconds": ("estimated", "calibrated")}
     (picture,) = agreement_view.pictures([("a", rows)], sources)
     assert isinstance(picture, Scatter)
     assert "estimated, calibrated" in picture.source.text()
@@ -439,8 +436,6 @@ def test_words_are_told_apart_from_knobs() -> None:
 
 @pytest.mark.parametrize("kind", ["plan", "log", "comparison", "run"])
 def test_every_kind_of_source(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.kit.command import REPO
-
     cases = REPO / "examples" / "real-cases"
     words = {
         "plan": ["baby", "--gpu", CARD, "--batch_size=4"], "log": [f"{cases}/b1.log+{cases}/b1.py", "--gpu", CARD],
@@ -448,8 +443,7 @@ def test_every_kind_of_source(kind: str, tmp_path: Path, monkeypatch: pytest.Mon
         "run": [str(write_long_run(tmp_path / "run", 60))],
     }[kind]  # fmt: skip
     target = tmp_path / "out.html"
-    found = run_foretrain("report", *words, "--out", str(target), "--json")
-    assert found.returncode == 0, found.stderr
+    found = run_foretrain("report", *words, "--out", str(target), "--json", code=0)
     said = json.loads(found.stdout)
     assert (said["schema"], said["kind"], said["size_bytes"]) == ("foretrain.report/1", kind, target.stat().st_size)
 

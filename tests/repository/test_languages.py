@@ -201,8 +201,7 @@ def test_language_is_an_option_of_every_verb_or_a_variable(pretence: None, monke
     monkeypatch.setenv("FORETRAIN_LANG", BRACKETS)
     assert "⟦card⟧" in foretrain("gpus").stdout
     assert "⟦" not in foretrain("gpus", "--lang", "en").stdout  # the option goes before
-    error = foretrain("gpus", "RTX 9999")
-    assert error.returncode == 2
+    error = foretrain("gpus", "RTX 9999", code=2)
     assert error.stderr.startswith("⟦error:⟧ ")
 
 
@@ -214,8 +213,7 @@ def test_the_locale_of_the_system_decides_nothing(pretence: None, monkeypatch: p
 
 @pytest.mark.parametrize("word", ["xx", "", "../en", "english", "en/../ar", "\x1b[31m", "e" * 10_000])
 def test_unknown_language_is_one_sentence_with_known_ones(word: str) -> None:
-    result = foretrain("gpus", "--lang", word)
-    assert result.returncode == 2
+    result = foretrain("gpus", "--lang", word, code=2)
     assert "the languages are en" in result.stderr
     assert result.stderr.count("\n") == 1
     assert "\x1b" not in result.stderr
@@ -241,8 +239,7 @@ def test_json_is_english_whatever_is_spoken(pretence: None, monkeypatch: pytest.
 
 
 def test_words_behind_two_dashes_are_another_programs() -> None:
-    result = foretrain("watch", "--quiet", "--", "echo", "--lang", "xx", "--json", apart=True)
-    assert result.returncode == 0
+    result = foretrain("watch", "--quiet", "--", "echo", "--lang", "xx", "--json", apart=True, code=0)
     assert "--lang xx --json" in result.stdout
 
 

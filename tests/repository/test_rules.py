@@ -3,6 +3,8 @@
 import ast
 import re
 import string
+import subprocess
+import sys
 import tomllib
 from collections import Counter
 from collections.abc import Iterable
@@ -11,10 +13,18 @@ from pathlib import Path
 
 import pytest
 
+from foretrain.analysis import log_analysis, log_checks, measured_step
+from foretrain.analysis.forecast_check import Row
 from foretrain.base import messages
 from foretrain.base.errors import EXIT_CODE_OF
+from foretrain.cli import app
+from foretrain.comparison import ablations, compare, questions, repeats, subject
 from foretrain.config.option import option
 from foretrain.config.options import OPTIONS, RunConfig
+from foretrain.hardware import calibration
+from foretrain.predict import energy, memory, plan
+from foretrain.predict.speed import time
+from foretrain.runs import folder, record
 from tests import long_tests
 from tests.kit.command import REPO, foretrain
 
@@ -292,9 +302,6 @@ def test_only_the_command_line_prints() -> None:
 
 
 def test_plan_and_help_never_import_torch_or_numpy() -> None:
-    import subprocess
-    import sys
-
     snapshot = str(REPO / "examples" / "snapshots" / "fragmented.pickle")
     results = str(REPO / "tests" / "data" / "verify_on_a_card_that_computes_nothing.json")
     told = (
@@ -330,7 +337,7 @@ PRIVATE_NAMES_IN_TESTS = {
     "model/test_attention.py: attention._forward_shapes",
     "comparison/test_compare.py: cli._run",
     "analysis/test_run.py: run_explain_view._why",
-    "model/test_low_precision.py: low_precision._int8_product",
+    "model/test_low_precision.py: low_precision._int8_matmul",
     "model/test_low_precision.py: low_precision._int_mm",
     "model/test_low_precision.py: low_precision._sums_in_fp32",
     "data/prepare/test_prepare.py: cli._count",
@@ -549,14 +556,6 @@ def test_an_option_says_what_matters() -> None:
 
 
 def test_numbers_in_records_carry_their_unit() -> None:
-    from foretrain.analysis import log_analysis, log_checks, measured_step
-    from foretrain.analysis.forecast_check import Row
-    from foretrain.comparison import ablations, compare, questions, repeats, subject
-    from foretrain.hardware import calibration
-    from foretrain.predict import energy, memory, plan
-    from foretrain.predict.speed import time
-    from foretrain.runs import folder, record
-
     units = (
         "_bytes",
         "_s",
@@ -608,8 +607,6 @@ def test_exported_names_are_sorted_and_real() -> None:
 
 def test_command_line_surface_is_bounded() -> None:
     """Options stay few, without --lang and --gpu-file, which (nearly) every command has; raise the number in a visible line."""
-    from foretrain.cli import app
-
     options = [
         p
         for c in app.members().values()
@@ -620,8 +617,6 @@ def test_command_line_surface_is_bounded() -> None:
 
 
 def test_help_of_every_command_has_examples() -> None:
-    from foretrain.cli import app
-
     for name, command in app.members().items():
         assert command.help, name
         assert "Examples" in (command.epilog or ""), name

@@ -106,7 +106,7 @@ CARD = '["Mine"]\nmemory_gib = 12\ncompute_capability = "8.9"\n'
         CARD.replace("8.9", "89"), CARD.replace("memory_gib = 12\n", ""), CARD + "bandwith = 5\n", CARD + "sm_count = 1e7\n",
     ],
 )  # fmt: skip
-def test_a_card_file_is_valid_where_foretrain_takes_it(text: str, own_directory: Path, monkeypatch: Any) -> None:
+def test_a_card_file_is_valid_where_foretrain_takes_it(text: str, monkeypatch: Any) -> None:
     Path("cards.toml").write_text(text)
     monkeypatch.setenv(catalogue.GPU_FILE_VARIABLE, str(Path("cards.toml").absolute()))
     try:

@@ -311,10 +311,7 @@ def test_apple_and_windows_and_llm_c_are_noticed(tmp_path: Path, capsys: pytest.
 
 @pytest.mark.parametrize(
     ("words", "says"),
-    [
-        ((), "Give the run's config and card"),
-        (("--gpu", "T4"), "Give the run's config (--config my.py)"),
-    ],
+    [((), "Give the run's config and card"), (("--gpu", "T4"), "Give the run's config (--config my.py)")],
 )
 def test_what_was_given_is_not_asked_for(words: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert says in shown(capsys, "container-t4.log", *words)

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from foretrain.app.compare import compare
-from foretrain.base.errors import UserError
+from foretrain.app.run_report import gather
 from foretrain.comparison.compare import Comparison
 from foretrain.reports import html
 from foretrain.reports.views import run as run_view
 from foretrain.runs import state
 from foretrain.runs.state import UNSAID, Label, changed
-from tests.kit.command import foretrain
+from foretrain.web.runs import Runs, page
+from tests.kit.command import foretrain, refused
 from tests.kit.page import EVIL_NAME, write_curve, write_run
 from tests.kit.tiny import write_dataset
 
@@ -58,34 +59,32 @@ def test_a_damaged_label_says_nothing(tmp_path: Path, text: str) -> None:
     ],
 )  # fmt: skip
 def test_what_is_too_long_is_said(words: dict[str, Any], id: str) -> None:
-    with pytest.raises(UserError) as caught:
+    with refused(id, code=2):
         changed(UNSAID, **words)
-    assert (caught.value.id, int(caught.value.exit_code)) == (id, 2)
 
 
 def test_train_keeps_what_it_was_told_and_a_resume_adds_to_it(own_directory: Path) -> None:
     write_dataset(own_directory / "data" / "toy")
-    started = foretrain(*TRAIN, "--name", "first", "--tag", "sweep", "--tag", "small", "--note", "why")
-    assert started.returncode == 0, started.stderr
+    foretrain(*TRAIN, "--name", "first", "--tag", "sweep", "--tag", "small", "--note", "why", code=0)
     before = Path("run/run.json").read_text()
     assert state.read_label(Path("run")) == Label(name="first", note="why", tags=("sweep", "small"))
     assert "sweep" not in before
     assert "sweep" not in Path("run/config.toml").read_text()
-    more = foretrain(*TRAIN, "--max_iters=6", "--resume", "auto", "--tag", "longer")
-    assert more.returncode == 0, more.stderr
+    foretrain(*TRAIN, "--max_iters=6", "--resume", "auto", "--tag", "longer", code=0)
     assert state.read_label(Path("run")) == Label(name="first", note="why", tags=("sweep", "small", "longer"))
     assert json.loads(Path("run/run.json").read_text())["steps_done"] == 6
     refused = foretrain(*TRAIN, "--name", "x" * 81)
     assert (refused.returncode, refused.stderr.count("\n"), Path("run-2").exists()) == (2, 1, False)
 
 
-def test_runs_are_named_listed_and_filtered(own_directory: Path) -> None:
+def test_runs_are_named_listed_and_filtered() -> None:
     for name in ("a", "b", "c"):
         write_run(Path(name))
     plain = foretrain("runs").stdout
     assert not re.search(r"\b(name|tags)\b", plain)
-    named = foretrain("runs", "a", "--name", "wider MLP", "--note", "why", "--add-tag", "sweep", "--add-tag", "x")
-    assert named.returncode == 0, named.stderr
+    named = foretrain(
+        "runs", "a", "--name", "wider MLP", "--note", "why", "--add-tag", "sweep", "--add-tag", "x", code=0
+    )
     assert "wider MLP" in named.stdout
     assert foretrain("runs", "a", "b", "--add-tag", "sweep").returncode == 0
     shown = foretrain("runs").stdout
@@ -100,7 +99,7 @@ def test_runs_are_named_listed_and_filtered(own_directory: Path) -> None:
     assert state.read_label(Path("a")) == Label(note="why", tags=("x",))
 
 
-def test_what_cannot_be_named_is_said_and_nothing_is_written(own_directory: Path) -> None:
+def test_what_cannot_be_named_is_said_and_nothing_is_written() -> None:
     for name in ("a", "b"):
         write_run(Path(name))
     Path("empty").mkdir()
@@ -119,7 +118,7 @@ def sides_of(*sources: str | Path) -> Comparison:
     return found
 
 
-def test_a_name_is_no_setting_that_is_compared(own_directory: Path) -> None:
+def test_a_name_is_no_setting_that_is_compared() -> None:
     paths = [write_curve(Path(name), seed=seed).path for seed, name in enumerate(("one", "other"))]
     assert [side.label for side in sides_of(*paths).sides] == ["one", "other"]
     given = [f"x={paths[0]}", f"y={paths[1]}"]
@@ -130,12 +129,10 @@ def test_a_name_is_no_setting_that_is_compared(own_directory: Path) -> None:
     assert sides_of(*given) == before
 
 
-def test_hostile_words_stay_text(own_directory: Path) -> None:
+def test_hostile_words_stay_text() -> None:
     evil = f"{EVIL_NAME}\u202e</script>\n[red]x"
     run = write_curve(Path("run"))
     (run.path / "label.json").write_text(json.dumps({"name": evil[:80], "note": evil, "tags": [evil[:40]]}))
-    from foretrain.app.run_report import gather
-
     page = html.render(run_view.report(gather(run.path)))
     assert "<img src=x" not in page
     assert "&lt;img src=x" in page
@@ -148,10 +145,8 @@ def test_hostile_words_stay_text(own_directory: Path) -> None:
     assert json.loads(told)["runs"][0]["label"]["note"] == evil
 
 
-def test_the_page_shows_what_a_run_is_called(own_directory: Path) -> None:
+def test_the_page_shows_what_a_run_is_called() -> None:
     pytest.importorskip("starlette")
-    from foretrain.web.runs import Runs, page
-
     write_run(Path("runs/plain"))
     run = write_run(Path("runs/said"))
     state.write(run.path, Label(name="wider MLP", note="twice\nthe width", tags=("sweep",)))
@@ -168,6 +163,6 @@ def test_the_page_shows_what_a_run_is_called(own_directory: Path) -> None:
     assert (shown["name"], shown["note"], shown["tags"]) == ("wider MLP", "twice\nthe width", ["sweep"])
 
 
-def test_a_folder_without_runs_says_so(own_directory: Path) -> None:
+def test_a_folder_without_runs_says_so() -> None:
     assert "foretrain train baby" in foretrain("runs").stdout
     assert "No run here has this tag: odd" in foretrain("runs", "--tag", "odd").stdout

@@ -1,5 +1,6 @@
 """What a log says of its own config is believed: nanoGPT prints the file that it was given and every option."""
 
+import pickle
 from itertools import pairwise
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from foretrain.analysis.log_analysis import analyse, config_of
 from foretrain.analysis.log_checks import utilization
+from foretrain.cli.commands.watch import config_of as watched_config
 from foretrain.comparison.compare import compare
 from foretrain.comparison.sources import load
 from foretrain.comparison.sources.request import take_apart
@@ -86,8 +88,7 @@ def test_explain_reckons_with_what_the_log_says_ran(tmp_path: Path) -> None:
     assert found.utilization == utilization(used, find("RTX 4070"), 0.09, tokens_per_step=768)
     assert found.remaining.steps == 40 - 29
     path = write(tmp_path / "run.log", text(*options))
-    ended = foretrain("explain", str(path), "--config", str(config), "--gpu", "4070")
-    assert ended.returncode == 0
+    ended = foretrain("explain", str(path), "--config", str(config), "--gpu", "4070", code=0)
     assert "does not belong" not in ended.stdout
 
 
@@ -118,11 +119,7 @@ def test_compare_sees_the_learning_rates_that_two_logs_print(tmp_path: Path) -> 
 
 def test_a_watched_run_has_the_vocabulary_of_its_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """nanoGPT in its own folder: `watch` finds data/…/meta.pkl, and an older record has the log's word."""
-    import pickle
-
     import numpy as np
-
-    from foretrain.cli.commands.watch import config_of as watched_config
 
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "configurator.py", "")
@@ -147,8 +144,7 @@ def test_a_watched_run_has_the_vocabulary_of_its_data(tmp_path: Path, monkeypatc
     )
     write(folder / LOG, own)
     for words in (("explain", str(folder)), ("report", str(folder), "--out", str(tmp_path / "r.html"))):
-        ended = foretrain(*words, "--gpu", "4070")
-        assert ended.returncode == 0, ended.stderr
+        ended = foretrain(*words, "--gpu", "4070", code=0)
         assert "does not belong" not in ended.stdout
     assert "does not belong" not in (tmp_path / "r.html").read_text()
     subject = load(take_apart(str(folder)))

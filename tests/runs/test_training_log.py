@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -224,8 +225,6 @@ def test_steady_step_and_what_took_longer() -> None:
 
 
 def test_noise_alone_is_no_slow_down() -> None:
-    import random
-
     source = random.Random(7)
     seconds = [source.gauss(0.1, 0.006) for _ in range(2000)]
     kinds = {d.kind for d in analyse(log_of(nanogpt(seconds))).disturbances}
@@ -412,8 +411,7 @@ def test_what_is_no_log_is_said_in_a_sentence(tmp_path: Path, content: bytes | N
     path = tmp_path / "x.log"
     if content is not None:
         path.write_bytes(content)
-    result = foretrain("explain", str(path))
-    assert result.returncode == 7, result.stderr
+    result = foretrain("explain", str(path), code=7)
     assert says in result.stderr
     assert "Traceback" not in result.stderr
     assert foretrain("explain", str(tmp_path)).returncode == 7
@@ -430,7 +428,6 @@ def test_what_is_no_log_is_said_in_a_sentence(tmp_path: Path, content: bytes | N
     ],
 )  # fmt: skip
 def test_speeds_that_cannot_be(words: list[str], says: str) -> None:
-    result = foretrain("mfu", B1, "--gpu", "4070", *words)
-    assert result.returncode == 2
+    result = foretrain("mfu", B1, "--gpu", "4070", *words, code=2)
     assert says in result.stderr
     assert "Traceback" not in result.stderr

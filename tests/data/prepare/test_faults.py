@@ -110,7 +110,7 @@ def _in_state(name: str) -> bool:
     return path.is_file() and f'"file": "{name}"' in path.read_text("utf-8")
 
 
-def test_a_limit_of_the_system_on_file_size(own_directory: Path) -> None:
+def test_a_limit_of_the_system_on_file_size() -> None:
     """RLIMIT_FSIZE, in a process of its own: the kernel refuses, not a stand-in."""
     kit.write_jsonl(Path("a.jsonl"), kit.texts(2000))
     code = (
@@ -205,7 +205,7 @@ def test_files_of_others_are_left_alone(reference: dict[str, str]) -> None:
         assert Path("out", name).read_bytes() == b"mine"
 
 
-def test_stdin_again_must_be_the_same(inline: None, own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stdin_again_must_be_the_same(inline: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was read before is read again, checked, and not prepared twice."""
     rows = [json.dumps({"text": row}) + "\n" for row in ROWS]
     Path("in").write_text("".join(rows), "utf-8")
@@ -285,19 +285,19 @@ def prepared_by_kills(kills: int, rows: int, longest_s: float) -> int:
     sees="nothing; the same command goes on",
     safe="everything that was written: no document is lost or twice there",
 )  # fmt: skip
-def test_kill_9(own_directory: Path) -> None:
+def test_kill_9() -> None:
     assert prepared_by_kills(1, 3000, 1.2) == 1
 
 
 @pytest.mark.slow
-def test_50_times_kill_9(own_directory: Path) -> None:
+def test_50_times_kill_9() -> None:
     assert prepared_by_kills(50, 60_000, 3.0) >= 25
 
 
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, *(pytest.param(each, marks=pytest.mark.slow) for each in (signal.SIGTERM, signal.SIGHUP))]
 )
-def test_signals_stop_it_with_nothing_lost(number: signal.Signals, own_directory: Path) -> None:
+def test_signals_stop_it_with_nothing_lost(number: signal.Signals) -> None:
     kit.write_jsonl(Path("a.jsonl"), kit.texts(40_000))
     words = ["a.jsonl", "--tokenizer", "byte", "--workers", "1", "--shard-tokens", "500k", "--out", "out"]
     process = start(*words)

@@ -27,7 +27,7 @@ from foretrain.hardware.cpu import cpu_device
 from foretrain.model.step import TrainState, build, evaluation_loss, train_step
 from foretrain.predict import memory
 from foretrain.predict.compiled.timing import Matmul, time_padding
-from foretrain.predict.estimate.simulated_run import CUDA_GRANULE
+from foretrain.predict.estimate.simulated_run import CUDA_GRANULE, SimulatedRun
 from foretrain.predict.memory import RunMemory, components, estimated, predict
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.timeline import Timeline
@@ -361,8 +361,6 @@ def test_components_add_up_and_nothing_is_left_alive(
         n_layer=n_layer, n_head=heads, n_embd=32 * heads, batch_size=batch, block_size=128, vocab_size=vocab,
         gradient_accumulation_steps=accumulation, dropout=0.1 if dropout else 0.0, bias=bias,
     )  # fmt: skip
-    from foretrain.predict.estimate.simulated_run import SimulatedRun
-
     gpu = cpu_device() if cpu else GPU
     run = SimulatedRun(StepSpec.of(config, gpu, step, dtype=dtype, compiled=compiled))  # type: ignore[arg-type]
     for peak in run.peaks().values():

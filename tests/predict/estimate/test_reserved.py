@@ -1,6 +1,5 @@
 """The estimate's reserved memory: its lifetimes, replayed."""
 
-import json
 from typing import Any
 from unittest import mock
 
@@ -18,7 +17,6 @@ from foretrain.predict.estimate.simulated_run import SimulatedRun
 from foretrain.predict.plan import plan
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.timeline import Timeline
-from foretrain.web import calls
 
 
 def events_of(config: RunConfig, step: str) -> SimulatedRun:
@@ -117,9 +115,3 @@ def test_sizes_that_no_card_has_are_planned_too(batch: int, block: int) -> None:
     assert made.verdict == "does_not_fit"
     logits = 2 * batch * block * config.vocab_size
     assert made.memory_of("foretrain").needed_bytes > logits
-
-
-def test_the_page_plans_them_too() -> None:
-    asked = {"model": "gpt2-124m", "values": {"batch_size": 1_000_000, "block_size": 100_000}, "gpu": "RTX 4070"}
-    status, answer = calls.POSTED["/api/plan"](json.dumps(asked))
-    assert (status, answer["schema"]) == (200, "foretrain.page/1")

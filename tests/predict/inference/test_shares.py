@@ -129,7 +129,7 @@ def test_the_cache_of_four_cards_is_what_llama_cpp_logs() -> None:
     assert plan.memory.neediest.bytes_of("kv_cache") / MIB == pytest.approx(sizes[0])
 
 
-def test_cards_with_whole_layers_are_no_faster_and_divided_ones_wait() -> None:
+def test_cards_with_whole_layers_are_no_faster_divided_ones_wait() -> None:
     one = planned("llama-3.1-8b", weights="bf16").timing
     layers = planned("llama-3.1-8b", weights="bf16", world=2).timing
     divided = [planned("llama-3.1-8b", weights="bf16", world=world, split="tensor").timing for world in (2, 4, 8)]

@@ -4,14 +4,15 @@ import sys
 from itertools import pairwise
 from typing import Any, get_args
 
+import collectives_measured
 import pytest
 
 from foretrain.hardware.links import links
 from foretrain.predict.speed.collectives import Collective, Group, bus_factor, collective_time
+from foretrain.predict.speed.ranks import Unit, shared_passes_s
 from tests.kit.command import REPO
 
 sys.path.insert(0, str(REPO / "benchmarks"))
-import collectives_measured
 
 
 def group(link: str = "a100-sxm4", ranks: int = 8, nodes: int = 1, **more: Any) -> Group:
@@ -117,3 +118,20 @@ def test_held_out_runs_are_met_to_a_known_degree() -> None:
     assert totals["held out, PCIe in one machine"]["median_abs_error"] < 0.25
     assert totals["held out, several machines"]["median_abs_error"] < 0.25
     assert totals["held out, from 64 MB"]["median_abs_error"] < 0.15
+
+
+def seconds(what: str, size_bytes: float) -> float:
+    return size_bytes
+
+
+@pytest.mark.parametrize(
+    ("outer_sent", "expected"),
+    [
+        (0.0, 1 + 1 + 10 + 10 + 1),  # outer and block are gathered, both passes, the block's gradients are sent
+        (3.0, 1 + 1 + 10 + 10 + 1 + 3),  # then those of what is around it, in one queue
+    ],
+)
+def test_gradients_are_sent_behind_the_last_pass(outer_sent: float, expected: float) -> None:
+    outer = Unit(1.0, outer_sent, 0.0, 0.0, reshards=False, outer=True)
+    block = Unit(1.0, 1.0, 10.0, 10.0, reshards=False)
+    assert shared_passes_s([block, outer], seconds) == expected

@@ -1,6 +1,8 @@
 """What training code asks torch.cuda about memory, and what a trace answers: histories, snapshots, statistics, phases."""
 
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -112,3 +114,23 @@ def test_weights_that_were_made_on_meta_are_weights(compiled: bool) -> None:
 
     kinds = [a.category for a in trace(code, compile=compiled).trace.allocations if a.nbytes == MIB]
     assert kinds == ["weights", "gradients"]
+
+
+PROGRAM = """
+import torch
+from foretrain.predict.trace.card.patches import Patches
+
+real = torch.tensor
+with Patches() as patches:
+    patches.set(torch, "tensor", lambda *args, **named: real(*args, **named))
+    with torch.device("meta"):  # the first in this process
+        torch.tensor([])
+with torch.device("meta"):
+    print(torch.tensor([]).device.type, torch.ones(2).device.type)
+"""
+
+
+def test_device_context_holds_for_new_tensors_after_a_trace() -> None:
+    """transformers asks torch.tensor([]) which device it is loading a model on."""
+    ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
+    assert ended.stdout.split() == ["meta", "meta"], ended.stderr

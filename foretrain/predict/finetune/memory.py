@@ -24,7 +24,7 @@ from foretrain.predict.estimate.ranks import Buckets
 from foretrain.predict.estimate.simulated_run import granule_of
 from foretrain.predict.finetune.optimizers import OPTIMIZERS
 from foretrain.predict.finetune.outside import Collected, Outside, formula_of, numbers
-from foretrain.predict.finetune.program import CompiledProgram, attention_kernel, program_of
+from foretrain.predict.finetune.program import CompiledProgram, program_of
 from foretrain.predict.finetune.ranks import Shards, context_of
 from foretrain.predict.memory import (
     EXACTLY,
@@ -155,11 +155,7 @@ class SimulatedFineTuning(Remains):
     def __init__(self, facts: ModelFacts, tune: FineTune, gpu: Gpu) -> None:
         self.facts, self.tune, self.gpu = facts, tune, gpu
         self.cuda = gpu.kind == "cuda"
-
-        def attention(learns: bool) -> str:
-            return attention_kernel(facts, tune, gpu, learns=learns)
-
-        self.program = program_of(facts, tune, attention, gpu)
+        self.program = program_of(facts, tune, gpu)
         self.symbols = self.program.sizes(symbols_of(facts, tune, gpu, tune.batch_size))
         super().__init__(Timeline(dict(self.symbols), granule_of(gpu)), self.program.ranks)
         self.outside = Outside(self.program, self.t)

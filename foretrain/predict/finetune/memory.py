@@ -24,7 +24,7 @@ from foretrain.predict.estimate.ranks import Buckets
 from foretrain.predict.estimate.simulated_run import granule_of
 from foretrain.predict.finetune.optimizers import OPTIMIZERS
 from foretrain.predict.finetune.outside import Collected, Outside, formula_of, numbers
-from foretrain.predict.finetune.program import CompiledProgram, attention_kernel, program_of
+from foretrain.predict.finetune.program import CompiledProgram, program_of
 from foretrain.predict.finetune.ranks import Shards, context_of
 from foretrain.predict.memory import (
     EXACTLY,
@@ -105,28 +105,17 @@ def _given_back(phase: PhaseMemory, available_bytes: int) -> PhaseMemory:
     return phase.model_copy(update={"needed_high_bytes": min(phase.needed_high_bytes, available_bytes)})
 
 
-class _Asked:
-    """A question; those with one `key` have one answer."""
-
-    def __init__(self, facts: ModelFacts, tune: FineTune, gpu: Gpu) -> None:
-        self.facts, self.tune, self.gpu = facts, tune, gpu
-        self.key = facts.model_dump_json(), tune.model_dump_json(), gpu.name, Context.of(gpu), software.of("")
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Asked) and self.key == other.key
-
-    def __hash__(self) -> int:
-        return hash(self.key[:3])
-
-
 @lru_cache(maxsize=MOST_KEPT)
-def _ledger(asked: _Asked) -> FineTuneLedger:
-    return FineTuneLedger(asked.facts, asked.tune, asked.gpu)
+def _ledger(facts: str, tune: str, gpu: str, *_: str) -> FineTuneLedger:
+    return FineTuneLedger(
+        ModelFacts.model_validate_json(facts), FineTune.model_validate_json(tune), Gpu.model_validate_json(gpu)
+    )
 
 
 def estimated(facts: ModelFacts, tune: FineTune, gpu: Gpu) -> FineTuneLedger:
     """The estimate of a run on this card. The last ones are kept."""
-    return _ledger(_Asked(facts, tune, gpu))
+    asked = (each.model_dump_json() for each in (facts, tune, gpu))
+    return _ledger(*asked, str(Context.of(gpu)), str(software.of("")))
 
 
 # A fine-tuning run as the estimate sees it: its phases in their order, with what stays alive between them.
@@ -166,11 +155,7 @@ class SimulatedFineTuning(Remains):
     def __init__(self, facts: ModelFacts, tune: FineTune, gpu: Gpu) -> None:
         self.facts, self.tune, self.gpu = facts, tune, gpu
         self.cuda = gpu.kind == "cuda"
-
-        def attention(learns: bool) -> str:
-            return attention_kernel(facts, tune, gpu, learns=learns)
-
-        self.program = program_of(facts, tune, attention, gpu)
+        self.program = program_of(facts, tune, gpu)
         self.symbols = self.program.sizes(symbols_of(facts, tune, gpu, tune.batch_size))
         super().__init__(Timeline(dict(self.symbols), granule_of(gpu)), self.program.ranks)
         self.outside = Outside(self.program, self.t)

@@ -84,8 +84,8 @@ class Lettered:
 class Program:
     """A model as one way to fine-tune it runs. `weights`: all parameters, by name; frozen ones want no gradient."""
 
-    def __init__(self, facts: ModelFacts, tune: FineTune, attention: Any, gpu: Gpu) -> None:
-        self.facts, self.tune, self.attention = facts, tune, attention
+    def __init__(self, facts: ModelFacts, tune: FineTune, gpu: Gpu) -> None:
+        self.facts, self.tune, self.attention = facts, tune, partial(attention_kernel, facts, tune, gpu)
         self.cuda, self.grouped = gpu.kind == "cuda", grouped_matmul(gpu)
         card = m.Card(self.cuda, gpu.capability, gpu.sm_count or 1, gpu.memory_bytes or 1 << 34)
         self.card = card if self.cuda else m.Card(cuda=False)
@@ -268,7 +268,7 @@ def has_flash_2(gpu: Gpu) -> bool:
     return gpu.kind != "cuda" or gpu.capability >= AMPERE
 
 
-def attention_kernel(facts: ModelFacts, tune: FineTune, gpu: Gpu, *, learns: bool) -> str:
+def attention_kernel(facts: ModelFacts, tune: FineTune, gpu: Gpu, learns: bool) -> str:
     """The kernel of causal attention without a mask."""
     if tune.attn == "flash_attention_2":
         return "flash"
@@ -385,17 +385,17 @@ def is_known(facts: ModelFacts, tune: FineTune, gpu: Gpu) -> bool:
     return gpu.kind == "cuda" and plain and not masked and not again and not facts.n_expert
 
 
-def program_of(facts: ModelFacts, tune: FineTune, attention: Any, gpu: Gpu) -> Program:
+def program_of(facts: ModelFacts, tune: FineTune, gpu: Gpu) -> Program:
     """The program of a run's memory."""
     kind = CompiledProgram if tune.compile and is_known(facts, tune, gpu) else Program
-    return kind(facts, tune, attention, gpu)
+    return kind(facts, tune, gpu)
 
 
 class CompiledProgram(Program):
     """A model whose training passes are compiled. All of its layers are run."""
 
-    def __init__(self, facts: ModelFacts, tune: FineTune, attention: Any, gpu: Gpu) -> None:
-        super().__init__(facts, tune, attention, gpu)
+    def __init__(self, facts: ModelFacts, tune: FineTune, gpu: Gpu) -> None:
+        super().__init__(facts, tune, gpu)
         self.run = (facts.n_layer,)
 
     def sizes(self, symbols: dict[str, int]) -> dict[str, int]:

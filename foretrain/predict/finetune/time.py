@@ -3,6 +3,7 @@
 Bytes and FLOPs come from the kernels that the model's own code runs (program.py); rates are those of speed/rates.py.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
@@ -13,7 +14,7 @@ from foretrain.hardware.catalogue import Dtype, Gpu
 from foretrain.predict.abstract.dims import Kernel
 from foretrain.predict.abstract.passage import OUTSIDE
 from foretrain.predict.energy import Prices, spending
-from foretrain.predict.finetune.memory import attention_kernel, symbols_of
+from foretrain.predict.finetune.memory import symbols_of
 from foretrain.predict.finetune.optimizers import TRAFFIC
 from foretrain.predict.finetune.program import Program, kernels_of
 from foretrain.predict.finetune.ranks import waits_s
@@ -38,11 +39,7 @@ class StepWork:
 
     def __init__(self, facts: ModelFacts, tune: FineTune, gpu: Gpu) -> None:
         self.tune, self.gpu = tune, gpu
-
-        def attention(learns: bool) -> str:
-            return attention_kernel(facts, tune, gpu, learns=learns)
-
-        self.program = Program(facts, tune, attention, gpu)
+        self.program = Program(facts, tune, gpu)
         symbols = symbols_of(facts, tune, gpu, tune.batch_size)
         symbols |= dict.fromkeys(("flash", "split", "sums1", "sums2", "sums3", "sums4"), 0)
         self.outside: list[Operation] = []  # of no layer
@@ -108,7 +105,7 @@ def _half(tune: FineTune) -> Dtype:
 def _operation(kernel: Kernel, runs: int, half: Dtype) -> Operation:
     """A kernel as the rates know it."""
     read, written = (
-        sum(width * _product(shape) for width, shape in tensors) for tensors in (kernel.reads, kernel.writes)
+        sum(width * math.prod(map(int, shape)) for width, shape in tensors) for tensors in (kernel.reads, kernel.writes)
     )
     dtype: Dtype = "float32" if kernel.item_bytes == 4 else half
     kind: Any = "fill" if kernel.kind == "dequantize" else kernel.kind.removeprefix("triton_")
@@ -116,23 +113,16 @@ def _operation(kernel: Kernel, runs: int, half: Dtype) -> Operation:
     if kernel.kind == "dequantize":  # four bits are read for each element that is written
         read += written // 4
     if not shape:
-        shape = (max((_product(each) for _, each in kernel.reads + kernel.writes), default=0),)
+        shape = (max((math.prod(map(int, each)) for _, each in kernel.reads + kernel.writes), default=0),)
     part: Any = kernel.part
     return Operation(kernel.name, kind, part, runs, shape, dtype, _flops(kernel.kind, shape), read, written)
 
 
-def _product(sizes: Any) -> int:
-    found = 1
-    for size in sizes:
-        found *= int(size)
-    return found
-
-
 def _flops(kind: str, shape: tuple[int, ...]) -> int:
     if len(shape) == 3:
-        return 2 * _product(shape)
+        return 2 * math.prod(shape)
     if len(shape) == 4:
-        return (10 if kind.endswith("backward") else 4) * _product(shape) * shape[2]
+        return (10 if kind.endswith("backward") else 4) * math.prod(shape) * shape[2]
     return 0
 
 

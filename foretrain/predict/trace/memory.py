@@ -6,11 +6,12 @@ replayed: the need is their range and the verdict that of the worst one.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from foretrain.base.records import Record
+from foretrain.hardware.devices import Context
 from foretrain.predict.abstract.modules import KINDS
 from foretrain.predict.allocator.replay import Death, Replay, Tried, replay, smallest_limit_bytes
 from foretrain.predict.allocator.settings import Settings
@@ -18,6 +19,8 @@ from foretrain.predict.estimate.simulated_run import EARLY_GRADIENTS
 from foretrain.predict.memory import PHASES, Component, PhaseMemory, RunMemory, judged
 from foretrain.predict.trace.record import Allocation, Trace, moment_id
 from foretrain.predict.trace.repeats import with_all_micro_batches
+
+Formulas = Mapping[str, tuple[str, int]]  # of components: (formula, bytes)
 
 
 class Exact(Record):
@@ -29,9 +32,7 @@ class Exact(Record):
     pads_unknown: bool  # pad_mm's choice decides between two answers, both in the range
 
 
-def components(
-    alive: Sequence[Allocation], allocated_bytes: int, formulas: dict[str, tuple[str, int]]
-) -> tuple[Component, ...]:
+def components(alive: Sequence[Allocation], allocated_bytes: int, formulas: Formulas) -> tuple[Component, ...]:
     """Return rows of what is alive, largest first, with the estimate's ids.
 
     They add up to what the allocator counts: `rounding` is what 512-byte rounding and unsplit remainders add.
@@ -66,7 +67,7 @@ def component_id(allocation: Allocation) -> str:
     return f"activations.{KINDS[last]}" if last in KINDS else "activations"
 
 
-def _formulas(ledger: RunMemory, phase: str) -> dict[str, tuple[str, int]]:
+def _formulas(ledger: RunMemory, phase: str) -> Formulas:
     """Return (formula, bytes) of the estimate's components in a phase; under "activations" all kinds together, as
     compiled kernels belong to no module.
     """
@@ -76,18 +77,18 @@ def _formulas(ledger: RunMemory, phase: str) -> dict[str, tuple[str, int]]:
     return rows
 
 
-def _phase(trace: Trace, run: Replay, name: str, others: Sequence[Replay], ledger: RunMemory) -> PhaseMemory:
-    formulas = _formulas(ledger, name)
-    peak = next(phase for phase in run.phases if phase.phase == name)
-    reserved = [phase.reserved_bytes for r in others for phase in r.phases if phase.phase == name]
+def phase_of(trace: Trace, runs: Sequence[Replay], name: str, context: Context, formulas: Formulas) -> PhaseMemory:
+    """Return a phase as the trace's own replay has it, the first of `runs`; the others widen the range."""
+    peak = next(phase for phase in runs[0].phases if phase.phase == name)
+    reserved = [phase.reserved_bytes for run in runs for phase in run.phases if phase.phase == name]
     return PhaseMemory(
         phase=name,
         moment=moment_id(trace, peak.position),
         allocated_bytes=peak.allocated_bytes,
         reserved_bytes=peak.reserved_bytes,
-        needed_low_bytes=min(reserved) + ledger.context.low_bytes,
-        needed_expected_bytes=peak.reserved_bytes + ledger.context.expected_bytes,
-        needed_high_bytes=max(reserved) + ledger.context.high_bytes,
+        needed_low_bytes=min(reserved) + context.low_bytes,
+        needed_expected_bytes=peak.reserved_bytes + context.expected_bytes,
+        needed_high_bytes=max(reserved) + context.high_bytes,
         components=components(trace.alive_at(peak.position), peak.allocated_bytes, formulas),
     )
 
@@ -114,12 +115,15 @@ def exact(
     worst = max(range(len(traces)), key=lambda i: (runs[i].peak_reserved_bytes, runs[i].peak_allocated_bytes))
     trace, run = traces[worst], runs[worst]
     names = {peak.phase for peak in run.phases}
-    phases = [_phase(trace, run, name, runs, ledger) for name in PHASES if name in names]
+    ordered = [run, *runs]
+    phases = [
+        phase_of(trace, ordered, name, ledger.context, _formulas(ledger, name)) for name in PHASES if name in names
+    ]
     phases += [phase for phase in ledger.phases if phase.phase == "resume"]
     death = None
     if available_bytes is not None:
         limits = available_bytes - ledger.context.low_bytes, available_bytes - ledger.context.expected_bytes
-        ends = [[_ends(each, limit, run) for each, run in zip(tried, runs, strict=True)] for limit in limits]
+        ends = [[end_of(each, limit, run) for each, run in zip(tried, runs, strict=True)] for limit in limits]
         dies, risks = ([end for end in each if end is not None] for each in ends)
         death = dies[0] if dies else risks[0] if risks else None
         # A run that runs out of memory while the model is built reaches no phase of the table.
@@ -166,7 +170,7 @@ def _with_room(trace: Trace, settings: Settings | None, cap_bytes: int | None) -
     return run if run.survives else replay(trace, settings)
 
 
-def _ends(tried: Tried, limit_bytes: int, run: Replay) -> Death | None:
+def end_of(tried: Tried, limit_bytes: int, run: Replay) -> Death | None:
     """Return where it ends under a limit. `run`: its replay with room: the driver refuses nothing below what that
     reserves.
     """

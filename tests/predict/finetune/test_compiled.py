@@ -60,7 +60,7 @@ def test_runs_of_unknown_compiled_memory_are_planned_as_eager() -> None:
     assert all(is_known(facts, tune, card) for tune in known)
     assert not any(is_known(facts, tune, card) for tune in unknown)
     for tune in (*known, *unknown):
-        program = program_of(facts, tune, lambda learns: "flash", card)
+        program = program_of(facts, tune, card)
         assert isinstance(program, CompiledProgram) == (tune in known)
 
 

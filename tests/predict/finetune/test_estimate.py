@@ -390,7 +390,7 @@ def test_peft_trains_as_many_parameters_of_a_mixture(name: str, targets: str) ->
         assert not adapted_roles(facts(name), tune) or "gate" in targets
         return
     expected = sum(p.numel() for p in adapted.parameters() if p.requires_grad)
-    found = Program(facts(name), tune, lambda learns: "flash", find_gpu(CARD))
+    found = Program(facts(name), tune, find_gpu(CARD))
     assert sum(p.numel() for p in found.trained().values()) == expected
 
 

@@ -1,6 +1,7 @@
 """transformers' TrainingArguments as JSON or YAML, and the options of foretrain itself, by their own names.
 
-Keys of peft and bitsandbytes beside them are read too, as people put them into one file.
+Keys of peft and bitsandbytes beside them are read too, as people put them into one file. A config of accelerate says
+how many processes train, what splits the model, and the precision; it goes with another file, or with a model.
 """
 
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from foretrain.config.finetune.formats.format import (
     known_keys,
     method_of,
     refuse_two_precisions,
+    shards,
     training,
     training_arguments,
 )
@@ -63,6 +65,14 @@ def weights(table: Table) -> None:
     attention(table, "attn_implementation")
 
 
+def read_accelerate(table: Table, text: str) -> None:
+    """Settings of an accelerate config."""
+    table.give("amp", table.word("mixed_precision", "no"), "mixed_precision")
+    table.cards("num_processes")
+    shards(table, deepspeed=("deepspeed_config",), fsdp=("fsdp_config",))
+    table.rest(known=known_keys("accelerate"))
+
+
 _KEYS = frozenset(("num_train_epochs", "per_device_eval_batch_size", "lr_scheduler_type", "eval_strategy",
     "evaluation_strategy", "save_strategy", "logging_strategy", "save_total_limit", "adam_beta1", "adam_beta2",
     "dataloader_num_workers", "remove_unused_columns", "gradient_checkpointing_kwargs", "load_best_model_at_end",
@@ -76,3 +86,7 @@ def _fits(table: Mapping[str, Any]) -> bool:
 
 
 FORMAT = Format("trainer", _KEYS, read, _fits)
+ACCELERATE = Format(
+    "accelerate", frozenset(("compute_environment", "distributed_type", "num_processes", "machine_rank")),
+    read_accelerate, lambda table: "compute_environment" in table and "distributed_type" in table,
+)  # fmt: skip

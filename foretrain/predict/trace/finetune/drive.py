@@ -95,8 +95,10 @@ STEPS, MICRO_BATCHES = 3, 3
 HERE = "foretrain.predict.trace.finetune"
 LOOPS = {"trainer": f"{HERE}.drive", "trl": f"{HERE}.sft"}
 ALL_LINEAR = ("all-linear", "all")
-# Imported once for all jobs of a process: what they do when imported is not part of a trace.
-OPTIONAL = [importlib.import_module(n) for n in ("bitsandbytes", "peft") if importlib.util.find_spec(n) is not None]
+# Imported once for all jobs of a process: what they do when imported is not part of a trace. bitsandbytes asks torch to
+# compile four functions of its default kernels then, which takes a second; a trace runs none of them.
+with mock.patch.object(torch, "compile", lambda function=None, **_: function or (lambda decorated: decorated)):
+    OPTIONAL = [importlib.import_module(n) for n in ("bitsandbytes", "peft") if importlib.util.find_spec(n) is not None]
 
 
 class Tokens(Dataset[dict[str, Tensor]]):

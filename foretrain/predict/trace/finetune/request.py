@@ -12,13 +12,13 @@ from foretrain.config.finetune.options import FineTune
 from foretrain.config.hub.facts import ModelSource
 from foretrain.hardware.catalogue import Gpu
 from foretrain.hardware.devices import Context
-from foretrain.predict.allocator.replay import Death, Replay, replay, smallest_limit_bytes
+from foretrain.predict.allocator.replay import Death, Replay, Tried, replay, smallest_limit_bytes
 from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.finetune.memory import PHASES, RunMemory
 from foretrain.predict.memory import PhaseMemory, carried, judged
 from foretrain.predict.trace import interpreter, service
-from foretrain.predict.trace.memory import components, saved_bytes
-from foretrain.predict.trace.record import Trace, moment_id
+from foretrain.predict.trace.memory import end_of, phase_of, saved_bytes
+from foretrain.predict.trace.record import Trace
 from foretrain.predict.trace.repeats import with_all_micro_batches
 
 MICRO_BATCHES = 3  # that are traced
@@ -70,7 +70,7 @@ class FineTuneRequest:
 
     def job(self) -> dict[str, Any]:
         return {
-            "by": "foretrain.predict.trace.finetune.job", "config": self.source.config, "compiled": self.tune.compile,
+            "by": "foretrain.predict.trace.finetune.drive", "config": self.source.config, "compiled": self.tune.compile,
             "tune": self.normal_tune().model_dump(mode="json", exclude={"training"}),
             "gpu": service.shaping_facts(self.gpu),
         }  # fmt: skip
@@ -138,8 +138,9 @@ def answered(
     death = None
     if available_bytes is not None:
         limits = available_bytes - context.low_bytes, available_bytes - context.expected_bytes
-        dies = _death(trace, run, settings, limits[0])
-        death = dies or _death(trace, run, settings, limits[1])
+        tried = Tried(trace, settings, physical=True)
+        dies = end_of(tried, limits[0], run)
+        death = dies or end_of(tried, limits[1], run)
         phases = judged(phases, available_bytes, death.phase if death else None, dies is not None, limits)
         phases = carried(phases)
     expandable = replace(settings or Settings(), expandable_segments=True)
@@ -157,22 +158,9 @@ def answered(
     )  # fmt: skip
 
 
-def _death(trace: Trace, free: Replay, settings: Settings | None, limit_bytes: int) -> Death | None:
-    """Return where the run ends under a limit; a limit that `free`, without one, never reaches ends nothing."""
-    if free.peak_reserved_bytes <= limit_bytes:
-        return None
-    return replay(trace, settings, max(0, limit_bytes), physical=True).death
-
-
 def _phase(trace: Trace, run: Replay, name: str, context: Context) -> PhaseMemory:
-    peak = next(phase for phase in run.phases if phase.phase == name)
-    return PhaseMemory(
-        phase=name, moment=MOMENTS.get(name) or moment_id(trace, peak.position), allocated_bytes=peak.allocated_bytes,
-        reserved_bytes=peak.reserved_bytes, needed_low_bytes=peak.reserved_bytes + context.low_bytes,
-        needed_expected_bytes=peak.reserved_bytes + context.expected_bytes,
-        needed_high_bytes=peak.reserved_bytes + context.high_bytes,
-        components=components(trace.alive_at(peak.position), peak.allocated_bytes, {}),
-    )  # fmt: skip
+    found = phase_of(trace, [run], name, context, {})
+    return found.model_copy(update={"moment": MOMENTS.get(name, found.moment)})
 
 
 def _notes(trace: Trace) -> tuple[Note, ...]:

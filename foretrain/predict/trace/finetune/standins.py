@@ -11,7 +11,7 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import accelerate.accelerator
 import safetensors.torch
@@ -102,45 +102,28 @@ LARGEST_CUSTOM_ROWS = 1536  # bitsandbytes 0.50, _gemm_4bit_custom_max_m
 class Params4bit(FakeTensor):
     """bitsandbytes.nn.Params4bit over a fake tensor: 4-bit values once it is sent to a device."""
 
-    bnb_quantized: bool
-    blocksize: int
-    compress_statistics: bool
-    quant_type: str
-    quant_storage: torch.dtype
-    quant_state: Any
-    module: Any
+    OWN: ClassVar[dict[str, Any]] = {
+        "quant_state": None, "blocksize": 64, "compress_statistics": True, "quant_type": "fp4",
+        "quant_storage": torch.uint8, "module": None, "bnb_quantized": False,
+    }  # fmt: skip
 
-    def __new__(
-        cls,
-        data: Tensor | None = None,
-        requires_grad: bool = False,
-        quant_state: Any = None,
-        blocksize: int | None = None,
-        compress_statistics: bool = True,
-        quant_type: str = "fp4",
-        quant_storage: torch.dtype = torch.uint8,
-        module: Any = None,
-        bnb_quantized: bool = False,
-        **_more: Any,
-    ) -> "Params4bit":
+    def __new__(cls, data: Tensor | None = None, requires_grad: bool = False, **given: Any) -> "Params4bit":
         self: Any = (torch.empty(0) if data is None else data).detach()
         self.__class__ = cls
         self._is_param = True
         self.requires_grad_(requires_grad)
-        self.blocksize, self.compress_statistics = blocksize or 64, compress_statistics
-        self.quant_type, self.quant_storage, self.quant_state = quant_type, quant_storage, quant_state
-        self.module, self.bnb_quantized = module, bnb_quantized
+        for name, usual in cls.OWN.items():
+            found = given.get(name)
+            setattr(self, name, usual if found is None else found)
         return self
 
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 
-    def _as(self, data: Tensor, quant_state: Any, *, quantized: bool) -> "Params4bit":
-        return Params4bit(
-            data, self.requires_grad, quant_state, self.blocksize, self.compress_statistics, self.quant_type,
-            self.quant_storage, self.module, quantized,
-        )  # fmt: skip
+    def _as(self: Any, data: Tensor, quant_state: Any, *, quantized: bool) -> "Params4bit":
+        own = {name: getattr(self, name) for name in self.OWN}
+        return Params4bit(data, self.requires_grad, **{**own, "quant_state": quant_state, "bnb_quantized": quantized})
 
-    def to(self, *args: Any, **kwargs: Any) -> "Params4bit":
+    def to(self: Any, *args: Any, **kwargs: Any) -> "Params4bit":
         """Quantize, unless it goes to meta or is so already; then move."""
         parsed: Any = vars(torch._C)["_nn"]._parse_to
         device, dtype, non_blocking, _ = parsed(*args, **kwargs)

@@ -5,9 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 from foretrain.advice.candidates import Candidate, Search, settings
+from foretrain.advice.combine import Members, reduced
 from foretrain.advice.planner import Outcome
 from foretrain.advice.record import Advice, CardCount, Idle, Way
-from foretrain.advice.rules import BY_ID
+from foretrain.advice.rules import BY_ID, ORDER
 from foretrain.advice.rules.base import Change
 from foretrain.advice.rules.cards import counted, moved
 from foretrain.base.units import MIB
@@ -16,8 +17,6 @@ from foretrain.hardware.cluster import Cluster
 from foretrain.predict.memory import estimated
 from foretrain.predict.ranks import ClusterPlan, of_one_rank, speed_up
 from foretrain.predict.speed.ranks import BUCKET_BYTES, rank_time, sharings
-
-TOGETHER = 4  # changes at most, where none alone is enough
 
 
 def counts(plan: ClusterPlan, search: Search) -> tuple[CardCount, ...]:
@@ -46,29 +45,21 @@ def _count(plan: ClusterPlan, search: Search, outcome: Outcome | None, cluster: 
 
 
 def together(search: Search, found: Sequence[Candidate]) -> list[Candidate]:
-    """One set of changes that fits, each of which saves memory alone: added one after another, the cheapest for what
-    they save first, and those that turn out not to be needed taken away again. None where all do not fit."""
+    """Sets of changes that fit, each of which saves memory alone. None where all do not fit."""
     saving = [each for each in found if search.saves(each.outcome) and not each.buys(search.state)]
-    saving.sort(key=lambda each: search.price(each) - search.saved(each.outcome) / search.base.needed_bytes)
-    distinct = list({each.rules[0]: each for each in reversed(saving)}.values())[::-1][:TOGETHER]
-    for count in range(2, len(distinct) + 1):
-        if (made := _joined(search, distinct[:count])) is not None and made.outcome.fits:
-            for each in distinct[:count]:
-                fewer = [other for other in distinct[:count] if other is not each and other.rules[0] in made.rules]
-                less = _joined(search, fewer) if len(fewer) > 1 else None
-                made = less if less is not None and less.outcome.fits else made
-            return [made]
-    return []
+    saving.sort(key=search.price, reverse=True)
+    parts = {each.rules[0]: each for each in saving}  # of one rule the cheapest
 
+    def kept(members: Members, cut: bool) -> Candidate | None:
+        """Several changes at once. Options that a single one left as they were stay as they are."""
+        base, update, ways = search.state, {}, search.state.ways
+        for part in (parts[rule] for rule in ORDER if rule in members):
+            update |= {s.option: s.after for s in settings(base.config, part.state.config)}
+            ways = part.state.ways if part.state.ways != base.ways and not BY_ID[part.rules[0]].keeps_way else ways
+        made = search.made(members, Change(update, ways=ways), base)
+        return made if made and made.outcome.fits else None
 
-def _joined(search: Search, parts: Sequence[Candidate]) -> Candidate | None:
-    """Several changes at once. Options that a single one left as they were stay as they are."""
-    base, update, ways = search.state, {}, search.state.ways
-    for part in parts:
-        update |= {s.option: s.after for s in settings(base.config, part.state.config)}
-        ways = part.state.ways if part.state.ways != base.ways and not BY_ID[part.rules[0]].keeps_way else ways
-    outcome = search.planner.outcome(Change(update, ways=ways).applied(base))
-    return search.of(tuple(part.rules[0] for part in parts), outcome) if outcome else None
+    return reduced(tuple(parts), kept)[-1:] if len(parts) > 1 and kept(tuple(parts), False) else []
 
 
 def options_of(plan: ClusterPlan, change: Advice) -> dict[str, Any]:

@@ -8,13 +8,16 @@ beforehand: masters cost 2 bytes a parameter, a chunked loss keeps gradients, co
 copies take their own; so each of these is tried with and without.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 from foretrain.advice.candidates import Candidate, Search
 from foretrain.advice.planner import Outcome
 from foretrain.advice.rules import BY_ID, RULES
 from foretrain.advice.rules.base import EXACTNESS, Change, State
 
+Members = tuple[str, ...]
+Made = TypeVar("Made")
 # Dearest first: the order in which members are left out.
 _MEMBERS = sorted((rule for rule in RULES if rule.drop_order), key=lambda rule: -rule.drop_order)
 EXACT, _, _ = TIERS = tuple(
@@ -114,27 +117,33 @@ def _least(search: Search, start: State, members: tuple[str, ...]) -> tuple[tupl
     return (members, found) if found else None
 
 
-def reduced(search: Search, prefix: tuple[str, ...], start: State, members: tuple[str, ...]) -> list[Candidate]:
-    """The sets on the way down from one that fits, each with its micro-batch; where the whole one fits with the
-    micro-batch as it is, first those that do, too: a smaller one may be slower than what is left out."""
-    found: list[Candidate] = []
+def reduced(
+    members: Members,
+    kept: Callable[[Members, bool], Made | None],
+    milder: Callable[[str], Sequence[str]] = lambda change: (),
+    cuts: tuple[bool, ...] = (False,),
+) -> list[Made]:
+    """The sets on the way down from one that fits, of any kind of run; the last one needs all its members.
 
-    def keep(tried: tuple[str, ...], *, cut: bool) -> bool:
-        state = build(tried, start)
-        candidate = (grown if cut else whole)(search, prefix, tried, state) if state else None
-        if candidate is None:
-            return False
-        found.append(candidate)
-        return True
+    `members`: in the order in which they are left out. `kept`: a set as advice where it fits. `milder`: what does less
+    than a change, the strongest first. `cuts`: whether a set may have a smaller micro-batch; where it fits without,
+    those come first that do, too: a smaller one may be slower than what is left out.
+    """
+    found: list[Made] = []
 
-    keep(members, cut=True)
-    for cut in (False, True):
+    def keep(tried: Members, *, cut: bool) -> bool:
+        made = kept(tried, cut)
+        found.extend([made] if made else [])
+        return made is not None
+
+    keep(members, cut=cuts[-1])
+    for cut in cuts:
         left = members
-        for rule in members:
-            if rule not in left:
+        for change in members:
+            if change not in left:
                 continue
-            without = tuple(member for member in left if member != rule)
-            for weaker in BY_ID[rule].instead_of if BY_ID[rule].exactness == "exact" else BY_ID[rule].milder:
+            without = tuple(member for member in left if member != change)
+            for weaker in milder(change):
                 if keep((*without, weaker), cut=cut):
                     left = (*without, weaker)
                     without = tuple(member for member in left if member != weaker)
@@ -170,10 +179,18 @@ def _of_tiers(
     search: Search, prefix: tuple[str, ...], start: State, tiers: Sequence[tuple[str, ...]]
 ) -> list[Candidate]:
     """The sets of the first tier whose strongest one fits."""
+
+    def kept(members: Members, cut: bool) -> Candidate | None:
+        state = build(members, start)
+        return (grown if cut else whole)(search, prefix, members, state) if state else None
+
+    def milder(rule: str) -> Members:
+        return BY_ID[rule].instead_of if BY_ID[rule].exactness == "exact" else BY_ID[rule].milder
+
     for tier in tiers:
         best = strongest(search, start, tier)
         if best is not None and best[1].fits:
-            return reduced(search, prefix, start, best[0])
+            return reduced(best[0], kept, milder, (False, True))
     return []
 
 

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from foretrain.advice.finetune_together import everything, together
-from foretrain.advice.finetune_tries import MILDER, OPTIMIZERS
+from foretrain.advice.combine import Members, reduced
+from foretrain.advice.finetune_tries import ALONE, MILDER, OPTIMIZERS
 from foretrain.advice.record import Advice, Advices, Effect, Setting
 from foretrain.advice.rules.base import Exactness, Goal
-from foretrain.advice.tries import Menu, SearchedPlan, Tried, asked_of, menu_of, tokens_of, tried
+from foretrain.advice.tries import Menu, SearchedPlan, Tried, Tries, asked_of, menu_of, tokens_of, tried
 from foretrain.base.errors import UserError
+from foretrain.predict.finetune.memory import PHASES
 from foretrain.predict.finetune.plan import FineTunePlan, with_time
 from foretrain.predict.inference.plan import InferencePlan
 
@@ -30,8 +31,9 @@ def advise(plan: SearchedPlan, goal: Goal | None = None) -> Advices:
         raise UserError("usage.no_price", text="--goal cost")
     if wanted != "fit":
         return advices(plan, _faster(plan, now, wanted), wanted, len(menu_of(plan).faster), given=goal is not None)
-    steps = list(search(plan))
-    return advices(plan, steps[-1], wanted, len(steps), given=goal is not None)
+    tries = Tries(plan)
+    *_, found = search(plan, tries)
+    return advices(plan, found, wanted, tries.planned, given=goal is not None)
 
 
 def advices(
@@ -69,15 +71,16 @@ def changes(plan: SearchedPlan) -> tuple[Advice, ...]:
     return list(search(plan))[-1]
 
 
-def search(plan: SearchedPlan) -> Iterator[tuple[Advice, ...]]:
+def search(plan: SearchedPlan, tries: Tries | None = None) -> Iterator[tuple[Advice, ...]]:
     """What `changes` has found so far, after each change that was planned: for who shows them as they come."""
+    tries = tries or Tries(plan)
     alone: list[Tried] = []
     found: list[Advice] = []
     whole: Tried | None = None
-    for tries in menu_of(plan).groups:
-        for id in _strongest_first(tries):
+    for group in tries.menu.groups:
+        for id in _strongest_first(group):
             for each in (id, *MILDER.get(id, ())):
-                change = tried(plan, (each,))
+                change = tries.outcome((each,))
                 alone += [change] if change else []
                 fits = change is not None and change.fits
                 found += [_of(plan, change)] if change and fits else []
@@ -86,14 +89,57 @@ def search(plan: SearchedPlan) -> Iterator[tuple[Advice, ...]]:
                     break
         if found:
             return
-        every = everything(plan, alone)
-        whole = every.whole or whole
-        for change in together(plan, every):
-            found += [_of(plan, change)] if change else []
-            yield tuple(sorted(found, key=_rank))
-        if found:
+        starts = [members for members in _strongest(tries, alone) if len(members) > 1]
+        every = [made for members in starts if (made := tries.outcome(members))]
+        best = min(every, key=lambda made: (not made.fits, made.needed_bytes)) if every else None
+        whole = best or whole
+        if best and best.fits:
+            yield _together(tries, best.ids, alone)
             return
     yield _nearest(plan, alone, whole)
+
+
+def _together(tries: Tries, members: Members, alone: Sequence[Tried]) -> tuple[Advice, ...]:
+    """The sets that fit and have no other in them, of two ways down: without the dearest first, and without what saves
+    least."""
+    one = {change.ids[0]: change for change in alone}
+    ranks = {id: _rank(_of(tries.plan, change)) for id, change in one.items()}
+
+    def kept(ids: Members, cut: bool) -> Tried | None:
+        return made if (made := tries.outcome(ids)) and made.fits else None
+
+    def milder(id: str) -> Sequence[str]:
+        """What costs less in a change's place, and what does less."""
+        rivals = [other for other in one if one[other].clashes(one[id]) and ranks[other] < ranks[id]]
+        return (*rivals, *MILDER.get(id, ()))
+
+    dearest = tuple(sorted(members, key=lambda id: ranks[id], reverse=True))
+    weakest = tuple(sorted(members, key=lambda id: -one[id].needed_bytes))
+    made = {each.ids: each for by in (dearest, weakest) for each in reduced(by, kept, milder)}
+    found = sorted((_of(tries.plan, each) for each in made.values()), key=_rank)
+    return tuple(each for each in found if not any(set(other.rules) < set(each.rules) for other in found))
+
+
+def _strongest(tries: Tries, alone: Sequence[Tried]) -> list[Members]:
+    """All that saves memory in a phase, and all of it that costs none in another. Of changes that set the same option
+    the last is strongest."""
+    before = _phases(tries.plan)
+    beside = [change for change in alone if change.ids[0] not in ALONE]
+    effects = {each.ids: [now - size for now, size in zip(_phases(each.plan), before, strict=True)] for each in beside}
+    helpful = [each for each in beside if min(effects[each.ids]) < 0]
+    starts: list[Members] = []
+    for some in (helpful, [each for each in helpful if max(effects[each.ids]) <= 0]):
+        found: list[Tried] = []
+        for change in some:
+            found = [*(each for each in found if not each.clashes(change) and not each.is_part_of(change)), change]
+        starts.append(tuple(each.ids[0] for each in found))
+    return starts
+
+
+def _phases(plan: SearchedPlan) -> list[int]:
+    """Bytes of tensors in each phase. Preparing and merging are of adapters alone: 0 without."""
+    sizes = {phase.phase: phase.allocated_bytes for phase in plan.memory.phases}
+    return [sizes.get(name, 0) for name in PHASES]
 
 
 def _strongest_first(tries: Iterable[str]) -> list[str]:

@@ -60,10 +60,8 @@ class Tried:
         return self.plan.verdict == "fits"
 
     @property
-    def milder(self) -> list[tuple[str, ...]]:
-        """The ids with one of them milder, the strongest first."""
-        strong = [(id, mild) for id in self.ids for mild in tuning.MILDER.get(id, ())]
-        return [tuple(mild if each == id else each for each in self.ids) for id, mild in strong]
+    def needed_bytes(self) -> int:
+        return self.plan.needed_bytes
 
     def is_part_of(self, other: "Tried") -> bool:
         """Whether the other does all that this does."""
@@ -94,3 +92,22 @@ def tried(plan: SearchedPlan, ids: tuple[str, ...]) -> Tried | None:
     except UserError:
         return None
     return Tried(ids, changed, made)
+
+
+class Tries:
+    """The runs with changes of a plan, each planned once; `planned` counts them."""
+
+    def __init__(self, plan: SearchedPlan) -> None:
+        self.plan, self.menu = plan, menu_of(plan)
+        self._order = list(self.menu.tries)
+        self._made: dict[tuple[str, ...], Tried | None] = {}
+
+    @property
+    def planned(self) -> int:
+        return sum(made is not None for made in self._made.values())
+
+    def outcome(self, ids: tuple[str, ...]) -> Tried | None:
+        ids = tuple(sorted(ids, key=self._order.index))
+        if ids not in self._made:
+            self._made[ids] = tried(self.plan, ids)
+        return self._made[ids]

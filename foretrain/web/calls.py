@@ -63,15 +63,12 @@ def traced(form: dict[str, Any], listen: Callable[[str], None]) -> dict[str, Any
     return plan_json(request, request.traced(found, listen, Look()))
 
 
-def advised(body: str) -> Made:
-    return POSTED["/api/advice"](body)
-
-
-def advice(form: Form) -> Made:
+def advise(form: dict[str, Any]) -> dict[str, Any]:
     """What to change in a form. Raises UserError."""
-    request = line_of(form).request()
+    asked = Form.model_validate(form)
+    request = line_of(asked).request()
     (found,) = request.plans(Limits())
-    return 200, advice_json(found, request.advices(found, form.goal).top(MOST_CHANGES))
+    return advice_json(found, request.advices(found, asked.goal).top(MOST_CHANGES))
 
 
 def cards(form: Form) -> Made:
@@ -121,7 +118,7 @@ def toml(form: Form) -> Made:
 POSTED: dict[str, Callable[[bytes | str], Made]] = {
     "/api/form": lambda body: answered(body, Asked, lambda asked: (200, {"schema": SCHEMA, **form_json(asked.kind)})),
     "/api/plan": lambda body: answered(body, Form, plan),
-    "/api/advice": lambda body: answered(body, Form, advice),
+    "/api/advice": lambda body: answered(body, Form, lambda form: (200, advise(form.model_dump(mode="json")))),
     "/api/cards": lambda body: answered(body, Form, cards),
     "/api/read": lambda body: answered(body, Pasted, read),
     "/api/toml": lambda body: answered(body, Form, toml),

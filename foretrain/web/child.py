@@ -1,6 +1,6 @@
 """Processes that the page starts for work that would make the server large or slow, and what runs in them.
 
-A job comes in; frames of progress and {"answer": …} or {"error": a sentence} go out.
+A job comes in; frames of progress and {"answer": (status, JSON)} or {"error": a bug's sentence} go out.
 """
 
 import importlib
@@ -12,10 +12,11 @@ from typing import Any
 
 from foretrain.base import bugs, messages, processes
 from foretrain.base.errors import UserError
+from foretrain.web.answers import error_json
 
 # What a process can do: a function of what is asked, in a module that only that process loads.
 WORK = {
-    "advice": ("foretrain.web.calls", "advised"),
+    "advice": ("foretrain.web.calls", "advise"),
     "comparison": ("foretrain.web.comparison", "of_paths"),
     "exact": ("foretrain.web.calls", "traced"),
 }
@@ -69,9 +70,9 @@ def done(work: str, job: dict[str, Any], listen: Callable[[str], None]) -> dict[
     more = (listen,) if work in _TELLING else ()
     with messages.speaking(job["language"]):
         try:
-            return {"answer": getattr(importlib.import_module(module), name)(job["asked"], *more)}
+            return {"answer": (200, getattr(importlib.import_module(module), name)(job["asked"], *more))}
         except UserError as error:
-            return {"error": str(error)}
+            return {"answer": (422, error_json(error))}
         except Exception as error:
             return {"error": str(bugs.unexpected_error(error))}
 

@@ -123,10 +123,11 @@ class Comparer:
             )
             if not working.finished(TIMEOUT_S):
                 working.stop()
-                raise UserError("page.compare_failed", reason=f"{TIMEOUT_S:.0f} s")
+                raise UserError("page.failed", reason=f"{TIMEOUT_S:.0f} s")
             if working.failure:
-                raise UserError("page.compare_failed", reason=working.failure)
-            return 200, working.answer
+                raise UserError("page.failed", reason=working.failure)
+            status, answer = working.answer
+            return status, answer
 
     def stop(self) -> None:
         if self._child is not None:

@@ -50,9 +50,8 @@ def create_app(port: int, token: str, roots: list[Path], language: str | None = 
         *(Route(path, _file, methods=["GET"]) for path in files()),
         Route("/api/start", handlers.start, methods=["GET"]),
         *(Route(path, handlers.posted, methods=["POST"]) for path in handlers.answering),
-        Route("/api/advice/{id}", handlers.advice_state, methods=["GET"]),
-        Route("/api/exact/{id}", handlers.exact_state, methods=["GET"]),
-        Route("/api/exact/{id}/stop", handlers.exact_stop, methods=["POST"]),
+        Route("/api/jobs/{id}", handlers.job, methods=["GET"]),
+        Route("/api/jobs/{id}/stop", handlers.stop, methods=["POST"]),
         Route("/api/runs", handlers.runs, methods=["GET"]),
         Route("/api/runs/{id}", handlers.run, methods=["GET"]),
         Route("/api/runs/{id}/live", handlers.live, methods=["GET"]),
@@ -64,8 +63,7 @@ def create_app(port: int, token: str, roots: list[Path], language: str | None = 
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
         handlers.comparer.stop()
-        handlers.adviser.stop()
-        await run_in_threadpool(handlers.jobs.stop_all)
+        await run_in_threadpool(handlers.jobs.stop)
 
     guard = Middleware(Guard, port=port, token=token, open_paths=frozenset(files()))
     speaking = Middleware(Speaking, language=language)
@@ -139,11 +137,10 @@ class Telling:
 class _Handlers:
     def __init__(self, known: runs.Runs) -> None:
         self._runs, self.jobs, self.comparer = known, jobs.Jobs(), comparison.Comparer(known)
-        self.adviser = jobs.Adviser()
         self.answering: dict[str, Callable[[bytes], Made]] = {  # a body that is posted to a path
             **calls.POSTED,
-            "/api/advice": self.adviser.answer,
-            "/api/exact": lambda body: answered(body, Form, self.jobs.begin),
+            "/api/advice": lambda body: answered(body, Form, self.jobs.advise),
+            "/api/exact": lambda body: answered(body, Form, self.jobs.trace),
             "/api/compare": lambda body: answered(body, comparison.Asked, self.comparer.answer),
         }
 
@@ -158,20 +155,16 @@ class _Handlers:
         body = await request.body()
         return await _answer(lambda: self.answering[request.url.path](body))
 
-    async def advice_state(self, request: Request) -> Response:
-        job = self.adviser.get(request.path_params["id"])
-        return _refusal("missing", 404) if job is None else await _answer(job.state)
-
-    async def exact_state(self, request: Request) -> Response:
+    async def job(self, request: Request) -> Response:
         job = self.jobs.get(request.path_params["id"])
-        return _refusal("missing", 404) if job is None else await _answer(lambda: (200, job.told()))
+        return _refusal("missing", 404) if job is None else await _answer(lambda: job.told(jobs.WAIT_S))
 
-    async def exact_stop(self, request: Request) -> Response:
+    async def stop(self, request: Request) -> Response:
         job = self.jobs.get(request.path_params["id"])
         if job is None:
             return _refusal("missing", 404)
         await run_in_threadpool(job.stop)
-        return JSONResponse(job.told())
+        return JSONResponse({"schema": answers.SCHEMA})
 
     async def runs(self, request: Request) -> Response:
         return await _answer(lambda: (200, self._runs.listed()))

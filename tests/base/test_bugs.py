@@ -131,8 +131,8 @@ def test_a_bug_behind_the_page_is_a_sentence(monkeypatch: pytest.MonkeyPatch) ->
 def test_the_page_s_children_answer_with_the_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("foretrain.app.exact.traced_plan", broken)
     monkeypatch.setattr(comparison, "made", broken)
-    monkeypatch.setattr(calls, "advised", broken)
-    asked = {"exact": {"model": "baby"}, "comparison": [], "advice": "{}"}
+    monkeypatch.setattr(calls, "advise", broken)
+    asked = {"exact": {"model": "baby"}, "comparison": [], "advice": {}}
     assert asked.keys() == child.WORK.keys()
     for work, each in asked.items():
         assert "This is a bug in foretrain" in child.done(work, {"language": "en", "asked": each}, print)["error"]

@@ -292,16 +292,10 @@ def _asked(origin: str, token: str, request: tuple[Any, ...]) -> dict[str, Any]:
     body = rest[0] if rest else None
     found = _sent(origin, token, method, path, body)
     answer = found["answer"]
-    polled = path if path in ("/api/exact", "/api/advice") else ""
     until = time.monotonic() + TIME_LIMIT_S
-    while polled and isinstance(answer, dict) and time.monotonic() < until and (job := answer.get("job")):
-        found = _sent(origin, token, "GET", f"{polled}/{job}", None)
+    while isinstance(answer, dict) and (job := answer.get("job")) and time.monotonic() < until:
+        found = _sent(origin, token, "GET", f"/api/jobs/{job}", None)
         answer = found["answer"]
-        if isinstance(answer, dict) and answer.get("state") in ("done", "failed"):
-            break
-        if isinstance(answer, dict) and answer.get("state"):
-            answer = {**answer, "job": job}
-            time.sleep(0.2)
     return {"request": f"{method} {path}", **found}
 
 

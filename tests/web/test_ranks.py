@@ -1,6 +1,5 @@
 """Several cards on the page: the strategies side by side, advice that can be applied, and what is answered for one."""
 
-import json
 from typing import Any
 
 import pytest
@@ -75,7 +74,7 @@ def test_what_is_answered_for_one_card_says_so(client: TestClient) -> None:
 
 def test_advice_can_be_applied_and_then_holds(client: TestClient) -> None:
     """What a change sets makes the form that change: a new plan needs what was promised."""
-    _, answer = calls.advised(json.dumps({**ASKED, "goal": "speed"}))
+    answer = calls.advise({**ASKED, "goal": "speed"})
     table = answer["sections"][answer["list"]]["blocks"][0]
     assert len(table["rows"]) == len(answer["changes"])
     assert {bool(change["set"]) for change in answer["changes"]} == {True, False}  # no field is for NVLink

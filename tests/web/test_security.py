@@ -133,7 +133,7 @@ def test_methods_are_few_and_reading_changes_nothing(app: Starlette, client: Tes
                 assert answer.status_code == 405, (method, path)
     assert {path for method, path in known if method == "POST"} == {
         "/api/plan", "/api/cards", "/api/read", "/api/toml", "/api/advice", "/api/compare", "/api/exact",
-        "/api/form", "/api/exact/0123456789abcdef/stop"
+        "/api/form", "/api/jobs/0123456789abcdef/stop"
     } & {path for _, path in known}  # fmt: skip
 
 
@@ -200,7 +200,7 @@ def test_no_path_leads_out_of_what_is_listed(app: Starlette, tmp_path: Path) -> 
                 f"/api/runs/{text}",
                 f"/api/runs/{text}/live",
                 f"/api/runs/{text}/report",
-                f"/api/exact/{text}",
+                f"/api/jobs/{text}",
             ):
                 status, body = await answer_to(app, address)
                 assert status in (404, 405) or address.partition("?")[0] in known, address

@@ -35,7 +35,7 @@ export class Advice {
       let found = await post("/api/advice", { ...this.planner.state, goal, ...(this.planner.pretrains ? { trainer: this.step.value } : {}) });
       while (found.job && turn === this.turn) {  // it takes long; the rest of the page answers meanwhile
         this.said.textContent = t("page.finding_still", { seconds: found.seconds });
-        found = await get(`/api/advice/${found.job}`);
+        found = await get(`/api/jobs/${found.job}`);
       }
       if (turn === this.turn) this.show(found);
     } catch (error) {

@@ -282,18 +282,21 @@ export class Planner {
 
   // The real step, or the Trainer's loop, traced by the server; a change of the form stops it.
   async exact() {
+    let job = null;
     try {
-      const { job } = await post("/api/exact", this.state);
-      this.job = job;
+      let found = await post("/api/exact", this.state);
+      this.job = job = found.job;
       this.exactButton.textContent = t("page.stop");
-      while (this.job === job && !this.gone) {
-        const found = await get(`/api/exact/${job}`);
-        if (this.job !== job) return;
-        if (found.state === "working") this.exactness.textContent = t("page.tracing", { state: found.progress });
-        else { this.endExact(found.state === "failed" ? t("page.exact_failed", { reason: found.reason }) : found.plan ? t("page.exact_done") : ""); if (found.plan) this.answered(found.plan); return; }
-        await new Promise(resolve => setTimeout(resolve, 400));
+      while (found.job && this.job === job) {
+        this.exactness.textContent = t("page.tracing", { state: found.progress });
+        found = await get(`/api/jobs/${job}`);
       }
-    } catch (error) { this.endExact((error.problems || [{ message: t("page.no_server") }])[0].message); }
+      if (this.job !== job) return;
+      this.endExact(t("page.exact_done"));
+      this.answered(found);
+    } catch (error) {
+      if (this.job === job) this.endExact((error.problems || [{ message: t("page.no_server") }])[0].message);
+    }
   }
 
   endExact(text) {
@@ -305,6 +308,6 @@ export class Planner {
   stopExact() {
     const job = this.job;
     this.endExact(t("page.exact_stopped"));
-    post(`/api/exact/${job}/stop`).catch(() => {});
+    post(`/api/jobs/${job}/stop`).catch(() => {});
   }
 }

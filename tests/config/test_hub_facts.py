@@ -67,6 +67,19 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("olmoe", {**_SMALL, "num_experts": 4, "num_experts_per_tok": 2, "attention_bias": True}),
     ("falcon", _NEOX),
     ("falcon", {**_NEOX, "multi_query": False, "parallel_attn": False, "bias": True}),
+    ("arcee", _SMALL),
+    ("arcee", {**_SMALL, "attention_bias": True, "mlp_bias": True}),
+    ("seed_oss", _SMALL),
+    ("seed_oss", {**_SMALL, "attention_bias": False, "attention_out_bias": True, "mlp_bias": True, "head_dim": 24}),
+    ("glm", _SMALL),
+    ("glm4", {**_SMALL, "attention_bias": False}),
+    ("helium", {**_SMALL, "head_dim": 16}),
+    ("helium", {**_SMALL, "head_dim": 16, "attention_bias": True, "mlp_bias": True}),
+    ("ernie4_5", _SMALL),
+    ("ernie4_5", {**_SMALL, "use_bias": True, "tie_word_embeddings": False}),
+    ("hunyuan_v1_dense", {**_SMALL, "head_dim": 16}),
+    ("exaone4", _SMALL),
+    ("ministral3", _SMALL),
 ]  # fmt: skip
 
 

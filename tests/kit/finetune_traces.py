@@ -40,6 +40,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "phi": {"model_type": "phi", "partial_rotary_factor": 0.5, **PLAIN},
     "gpt2": {"model_type": "gpt2", **GPT2},
     "gpt_bigcode": {"model_type": "gpt_bigcode", "multi_query": True, **GPT2},
+    "arcee": {"model_type": "arcee", **LLAMA},
+    "seed_oss": {"model_type": "seed_oss", "head_dim": 32, **LLAMA},
+    "glm": {"model_type": "glm", "head_dim": 32, **LLAMA},
+    "glm4": {"model_type": "glm4", "head_dim": 32, **LLAMA},
+    "helium": {"model_type": "helium", "head_dim": 32, **LLAMA},
+    "ernie4_5": {"model_type": "ernie4_5", "head_dim": 32, **LLAMA},
+    "hunyuan": {"model_type": "hunyuan_v1_dense", "head_dim": 32, **LLAMA},
+    "exaone4": {"model_type": "exaone4", "sliding_window": 64, **LLAMA},
+    "ministral3": {"model_type": "ministral3", "head_dim": 32, **LLAMA},
 }  # fmt: skip
 NARROW = {key: value for key, value in LLAMA.items() if key != "intermediate_size"}
 CONFIGS |= {

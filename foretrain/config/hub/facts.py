@@ -36,7 +36,8 @@ LIGER_FAMILIES: dict[str, Liger] = {
 }
 
 
-UNKNOWN = ("mixtral", "qwen3_moe")  # whose experts Liger replaces by kernels that have no stand-in here
+# Liger has kernels for these that have no stand-in here: of experts, or in blocks that are built otherwise.
+UNKNOWN = ("mixtral", "qwen3_moe", "glm4", "hunyuan_v1_dense", "exaone4")
 
 NAMES = {  # of what stands for which
     "": (), "fused": ("LigerFusedLinearCrossEntropyFunction",), "cross_entropy": ("LigerCrossEntropyFunction",),
@@ -167,7 +168,9 @@ class ModelFacts(Record):
     activation: Activation = "silu"
     positions: Literal["rotary", "learned", "none"] = "rotary"
     rotary_dim: int = 0  # of a head's width, what is rotated; 0: all
+    rotary: Literal["halves", "pairs", "pairs_fp32"] = "halves"  # which columns turn together, and in which dtype
     layers_without_rotary: tuple[int, ...] = ()  # SmolLM3
+    scaled_queries: bool = False  # times a number that grows with the position (Ministral 3)
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
@@ -177,6 +180,7 @@ class ModelFacts(Record):
     fused_gate_up: bool = False
     conv1d: bool = False  # GPT-2's matrices are in x out
     qk_norm: Literal["", "head", "whole"] = ""  # of each head, or of all heads together (OLMo 2)
+    qk_norm_after: Literal["view", "transpose", "rotary"] = "view"
     norms: Literal["pre", "sandwich", "post"] = "pre"  # sandwich: before and after each part (Gemma 2 and 3)
     parallel: bool = False  # attention and MLP read the same stream (GPT-NeoX, Phi)
     shared_norm: bool = False  # and the same norm of it (Phi)

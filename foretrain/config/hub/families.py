@@ -102,6 +102,78 @@ def _llama(keys: Keys) -> Parts:
     }  # fmt: skip
 
 
+def _arcee(keys: Keys) -> Parts:
+    bias = keys.flag("attention_bias", False)
+    return {
+        **_sizes(keys, positions=4096, strict=True), "qkv_bias": bias, "out_bias": bias, "mlp": "plain",
+        "mlp_bias": keys.flag("mlp_bias", False), "activation": activation(keys.word("hidden_act", default="relu2")),
+    }  # fmt: skip
+
+
+def _seed_oss(keys: Keys) -> Parts:
+    return {
+        **_sizes(keys, positions=524_288, kv_heads=8, head_dim=128), "qkv_bias": keys.flag("attention_bias", True),
+        "out_bias": keys.flag("attention_out_bias", False), "mlp_bias": keys.flag("mlp_bias", False),
+        "attention_dropout": keys.share("attention_dropout", default=0.1),
+        "residual_dropout": keys.share("residual_dropout", default=0.1),
+    }  # fmt: skip
+
+
+def _glm(keys: Keys) -> Parts:
+    found = _sizes(keys, positions=131_072, kv_heads=2, head_dim=128)
+    return {
+        **found, "fused_gate_up": True, "qkv_bias": keys.flag("attention_bias", True), "rotary": "pairs",
+        "rotary_dim": _rotated(keys, found["head_dim"], 0.5),
+    }  # fmt: skip
+
+
+def _glm4(keys: Keys) -> Parts:
+    return {**_glm(keys), "norms": "sandwich"}
+
+
+def _helium(keys: Keys) -> Parts:
+    found = _sizes(keys, positions=4096, kv_heads=20, head_dim=128)
+    return {
+        **found, "rotary": "pairs", "qkv_bias": keys.flag("attention_bias", False),
+        "mlp_bias": keys.flag("mlp_bias", False),
+    }  # fmt: skip
+
+
+def _ernie4_5(keys: Keys) -> Parts:
+    bias = keys.flag("use_bias", False)
+    return {
+        **_sizes(keys, positions=131_072, kv_heads=2, head_dim=128), "rotary": "pairs_fp32", "qkv_bias": bias,
+        "out_bias": bias, "mlp_bias": bias, "tied": keys.flag("tie_word_embeddings", True), "attention_dropout": 0.0,
+    }  # fmt: skip
+
+
+def _hunyuan(keys: Keys) -> Parts:
+    bias = keys.flag("attention_bias", False)
+    return {
+        **_sizes(keys, positions=2048), "qkv_bias": bias, "out_bias": bias, "qk_norm": "head",
+        "qk_norm_after": "rotary",
+    }  # fmt: skip
+
+
+def _exaone4(keys: Keys) -> Parts:
+    found = _sizes(keys, positions=2048)
+    n_layer, every = found["n_layer"], keys.config.get("sliding_window_pattern") or 4
+    if type(every) is not int and keys.listed("layer_types", n_layer) is None:
+        raise Unknown("sliding_window_pattern")
+    sliding = [layer for layer in range(n_layer) if type(every) is int and (layer + 1) % every]
+    window = _window(keys, n_layer, 4096, sliding)
+    plain = {*range(n_layer)} - {*window["sliding_layers"]} if window["sliding_window"] else ()
+    return {
+        **found, **window, "norms": "post", "qk_norm": "head", "qk_norm_after": "transpose",
+        "layers_without_rotary": tuple(sorted(plain)),
+    }  # fmt: skip
+
+
+def _ministral3(keys: Keys) -> Parts:
+    found = _sizes(keys, positions=262_144, kv_heads=8, head_dim=128)
+    return {**found, "scaled_queries": True, **_window(keys, found["n_layer"], None)}
+
+
 def _mistral(keys: Keys) -> Parts:
     found = _sizes(keys, positions=131_072, kv_heads=8)
     return {**found, **_window(keys, found["n_layer"], 4096)}
@@ -158,7 +230,7 @@ def _gemma3_text(keys: Keys) -> Parts:
     every = keys.whole("sliding_window_pattern", default=6)
     own = {"vocab_size": 262_208, "num_attention_heads": 8}  # which the configs of Gemma 3 4B and 12B leave out
     found = _sandwich(keys, positions=131_072, every=every, attention=0.0, logits=0.0, own=own)
-    return {**found, "qk_norm": "head"}
+    return {**found, "qk_norm": "head", "qk_norm_after": "transpose"}
 
 
 def _gemma3(keys: Keys) -> Parts:
@@ -408,7 +480,9 @@ FAMILIES: dict[str, Callable[[Keys], Parts]] = {
     "gemma3_text": _gemma3_text, "gemma3": _gemma3, "smollm3": _smollm3, "gpt_neox": _gpt_neox, "phi": _phi,
     "phi3": _phi3, "gpt2": _gpt2, "gpt_bigcode": _gpt_bigcode, "olmo": _olmo, "olmo2": _olmo2, "olmo3": _olmo3,
     "stablelm": _stablelm, "starcoder2": _starcoder2, "granite": _granite, "mixtral": _mixtral,
-    "qwen3_moe": _qwen3_moe, "qwen2_moe": _qwen2_moe, "olmoe": _olmoe, "falcon": _falcon,
+    "qwen3_moe": _qwen3_moe, "qwen2_moe": _qwen2_moe, "olmoe": _olmoe, "falcon": _falcon, "arcee": _arcee,
+    "seed_oss": _seed_oss, "glm": _glm, "glm4": _glm4, "helium": _helium, "ernie4_5": _ernie4_5,
+    "hunyuan_v1_dense": _hunyuan, "exaone4": _exaone4, "ministral3": _ministral3,
 }  # fmt: skip
 
 

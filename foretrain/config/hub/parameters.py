@@ -49,6 +49,7 @@ class _Layout:
 _ATTENTION = (("self_attn.q_proj", "q"), ("self_attn.k_proj", "k"), ("self_attn.v_proj", "v"))
 _QK_NORMS = (("self_attn.q_norm", "q_norm"), ("self_attn.k_norm", "k_norm"))
 _GATED = (("mlp.gate_proj", "gate"), ("mlp.up_proj", "gate"), ("mlp.down_proj", "down"))
+_FUSED = (("mlp.gate_up_proj", "gate_up"), ("mlp.down_proj", "down"))
 _BEFORE = (("input_layernorm", "norm"), ("post_attention_layernorm", "norm"))
 _AFTER = (("post_attention_layernorm", "norm"), ("post_feedforward_layernorm", "norm"))
 _SANDWICH = (*_BEFORE, ("pre_feedforward_layernorm", "norm"), ("post_feedforward_layernorm", "norm"))
@@ -86,11 +87,17 @@ _OTHERS = {
     "gemma3": _modern(*_GEMMA3, model="model.language_model"),
     "olmo2": _modern(*_ATTENTION, *_O, *_QK_NORMS, *_GATED, *_AFTER),
     "olmo3": _modern(*_ATTENTION, *_O, *_QK_NORMS, *_GATED, *_AFTER),
+    "exaone4": _modern(*_ATTENTION, *_O, *_QK_NORMS, *_GATED, *_AFTER),
+    "arcee": _modern(*_ATTENTION, *_O, ("mlp.up_proj", "fc_in"), ("mlp.down_proj", "fc_out"), *_BEFORE),
+    "glm": _modern(*_ATTENTION, *_O, *_FUSED, *_BEFORE),
+    "glm4": _modern(*_ATTENTION, *_O, *_FUSED, *_BEFORE, ("post_self_attn_layernorm", "norm"),
+                    ("post_mlp_layernorm", "norm")),
+    "hunyuan_v1_dense": _modern(*_ATTENTION, *_O, ("self_attn.query_layernorm", "q_norm"),
+                                ("self_attn.key_layernorm", "k_norm"), *_GATED, *_BEFORE),
     "qwen3_moe": _modern(*_ATTENTION, *_O, *_QK_NORMS, *_GATED, *_EXPERTS, *_ROUTER, *_BEFORE),
     "phi": _modern(*_ATTENTION, ("self_attn.dense", "o"), ("mlp.fc1", "fc_in"), ("mlp.fc2", "fc_out"), *_BEFORE,
                    norm="final_layernorm"),
-    "phi3": _modern(*_O, ("self_attn.qkv_proj", "qkv"), ("mlp.gate_up_proj", "gate_up"), ("mlp.down_proj", "down"),
-                    *_BEFORE),
+    "phi3": _modern(*_O, ("self_attn.qkv_proj", "qkv"), *_FUSED, *_BEFORE),
     "starcoder2": _modern(*_ATTENTION, *_O, ("mlp.c_fc", "fc_in"), ("mlp.c_proj", "fc_out"), *_BEFORE),
     "gpt_neox": _Layout(
         "gpt_neox.embed_in", "gpt_neox.layers",

@@ -26,8 +26,10 @@ from foretrain.model.hub.linear import Adapter, Conv1D, Linear4bit, Linear8bit, 
 from foretrain.model.hub.tiles import TiledLoss, Turn
 from foretrain.model.hub.unsloth_loss import ChunkedLoss, whole_loss
 
+FP32_WEIGHTED = ("olmo2", "olmo3", "helium")  # norms that multiply before they give up single precision
 HOLDING = ("gpt2", "gpt_bigcode")  # blocks that hold what attention gave until they end
-JOINING = ("gpt_neox", "phi", "phi3")  # what is rotated is joined to the other columns, even where there are none
+# What is rotated is joined to the other columns, even where there are none.
+JOINING = ("gpt_neox", "phi", "phi3", "glm", "glm4")
 
 
 class Build:
@@ -94,7 +96,7 @@ class Build:
             return FastNorm(width, partial(liger.rms_norm, in_place=own.last_in_place if last else own.in_place))
         if facts.norm == "layer":
             return nn.LayerNorm(width, bias=facts.norm_bias) if facts.norm_affine else BareNorm(width)
-        if facts.model_type in ("olmo2", "olmo3"):
+        if facts.model_type in FP32_WEIGHTED:
             return OlmoNorm(width)
         return GemmaNorm(width) if facts.norm == "gemma_rms" else RMSNorm(width)
 
@@ -182,13 +184,16 @@ def rotate_half(x: Tensor) -> Tensor:
     return torch.cat((-x2, x1), dim=-1)
 
 
-def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    return (x * cos) + (rotate_half(x) * sin)
+def rotate_pairs(x: Tensor) -> Tensor:
+    return torch.stack((-x[..., 1::2], x[..., 0::2]), dim=-1).flatten(-2)
 
 
-def apply_partial_rotary(x: Tensor, cos: Tensor, sin: Tensor, width: int) -> Tensor:
-    turned, rest = x[..., :width], x[..., width:]
-    return torch.cat((apply_rotary(turned, cos, sin), rest), dim=-1)
+def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor, rotate: Callable[[Tensor], Tensor] = rotate_half) -> Tensor:
+    return (x * cos) + (rotate(x) * sin)
+
+
+def apply_fp32_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return (x.float() * cos) + (rotate_pairs(x).float() * sin)
 
 
 def repeat_heads(x: Tensor, groups: int) -> Tensor:
@@ -231,7 +236,11 @@ class Attention(nn.Module):
         elif tables is not None and self.rotary and self.rotate is not None:
             q, k = self.rotate(q, k, *tables)
         elif tables is not None and self.rotary:
-            q, k = self.turned(q, *tables), self.turned(k, *tables)
+            q, k = self.turned(q, k, *tables)
+        if self.facts.qk_norm_after == "rotary":
+            q, k = self.q_norm(q), self.k_norm(k)
+        if self.facts.scaled_queries:
+            q = q * self.query_scale(q)
         if self.training in self.cached:
             k, v = self.kept = torch.cat([k], dim=-2), torch.cat([v], dim=-2)
         y = self.attend(q, k, v, mask)
@@ -246,12 +255,11 @@ class Attention(nn.Module):
         f = self.facts
         if self.together or self.norms_turned:
             return self.fast_projected(x)
-        norms, late = f.qk_norm, f.norm == "gemma_rms"
-        first = norms and not late
+        first, late = f.qk_norm and f.qk_norm_after == "view", f.qk_norm_after == "transpose"
         q = self.headed(self.q_proj(x), f.n_head, self.q_norm if first else None)
         k = self.headed(self.k_proj(x), f.n_kv_head, self.k_norm if first else None)
         v = self.headed(self.v_proj(x), f.n_kv_head, None)
-        if norms and late:
+        if late:
             q, k = self.q_norm(q), self.k_norm(k)
         return q, k, v
 
@@ -296,9 +304,23 @@ class Attention(nn.Module):
         q = q.view(B, T, f.n_head, f.head_dim).transpose(1, 2)
         return q, *(part.view(B, T, f.n_kv_head, f.head_dim).transpose(1, 2) for part in (k, v))
 
-    def turned(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        width = self.rotary_dim
-        return apply_partial_rotary(x, cos, sin, width) if width else apply_rotary(x, cos, sin)
+    def query_scale(self, q: Tensor) -> Tensor:
+        """Return 1 + log(1 + position / 16384) · beta, T x 1, in the dtype of the queries."""
+        positions = torch.arange(q.shape[-2], device=q.device)
+        return (((positions / 16384).floor() + 1).log() * 0.1 + 1)[:, None].to(q.dtype)
+
+    def turned(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        width, rotary = self.rotary_dim, self.facts.rotary
+        if rotary != "halves":  # one number for each pair of columns
+            cos, sin = (x[..., : x.shape[-1] // 2].repeat_interleave(2, dim=-1) for x in (cos, sin))
+        if rotary == "pairs_fp32":
+            turned_q, turned_k = apply_fp32_rotary(q, cos, sin), apply_fp32_rotary(k, cos, sin)
+            return turned_q.to(q.dtype), turned_k.to(k.dtype)
+        rotate = rotate_half if rotary == "halves" else rotate_pairs
+        if not width:
+            return apply_rotary(q, cos, sin, rotate), apply_rotary(k, cos, sin, rotate)
+        q, k = (torch.cat((apply_rotary(x[..., :width], cos, sin, rotate), x[..., width:]), dim=-1) for x in (q, k))
+        return q, k
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         groups = self.facts.groups
@@ -333,6 +355,7 @@ class GatedMLP(nn.Module):
         f = facts
         width = f.mlp_width if width is None else width
         self.act, self.fused, self.one_kernel = activation(f.activation), f.fused_gate_up, build.liger is not None
+        self.dropout = f.residual_dropout if f.model_type == "seed_oss" else 0.0
         if f.fused_gate_up:
             self.gate_up_proj = build.linear("gate_up", f.n_embd, 2 * width, f.mlp_bias)
         else:
@@ -347,7 +370,8 @@ class GatedMLP(nn.Module):
         if not self.fused and self.one_kernel:
             return self.down_proj(liger.gated_product(self.gate_proj(x), self.up_proj(x)))
         if not self.fused:
-            return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
+            x = self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
+            return F.dropout(x, self.dropout, self.training) if self.dropout else x
         up = self.gate_up_proj(x)
         gate, up = up.chunk(2, dim=-1)
         if self.one_kernel:
@@ -556,7 +580,8 @@ class Decoder(nn.Module):
     def tables(self, positions: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         if self.build.fast_blocks:
             return self.kept_tables[0][: x.shape[1]], self.kept_tables[1][: x.shape[1]]
-        return rotary_tables(positions, self.facts.rotary_dim or self.facts.head_dim, x.dtype)
+        dtype = torch.float32 if self.facts.rotary == "pairs_fp32" else x.dtype
+        return rotary_tables(positions, self.facts.rotary_dim or self.facts.head_dim, dtype)
 
     def goes_to_host(self, x: Tensor, layer: int) -> bool:
         large = int(x.numel()) * x.dtype.itemsize > LEAST_OFFLOADED_BYTES

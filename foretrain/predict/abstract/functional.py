@@ -162,6 +162,10 @@ def cat(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
     return out
 
 
+def stack(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
+    return cat([part.unsqueeze(dim) for part in parts], dim)
+
+
 def _unary(save: str, kind: str, backward: str) -> Callable[[Tensor], Tensor]:
     run = partial(_elementwise, kind=backward)
 

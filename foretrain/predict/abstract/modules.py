@@ -267,7 +267,7 @@ VIEWS = (
     "expand",
 )  # fmt: skip
 # Not differentiated here.
-SAME_SHAPE = ("clamp", "tril", "triu", "cos", "sin", "log", "__rpow__", "reciprocal", "round")
+SAME_SHAPE = ("clamp", "tril", "triu", "cos", "sin", "log", "floor", "__rpow__", "reciprocal", "round")
 IN_PLACE = (
     "square_", "mul_", "add_", "sub_", "rsqrt_", "exp_", "neg_", "clamp_", "div_",
 )  # fmt: skip

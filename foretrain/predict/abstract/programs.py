@@ -53,7 +53,7 @@ FUNCTIONS = (
 OPERATIONS = (
     "mul", "add", "addcmul", "cat", "mm", "addmm", "pow", "rsqrt", "where", "arange", "zeros", "zeros_like", "tanh",
 )  # fmt: skip
-MORE = ("empty", "eye", "matmul", "exp", "log")  # that only eager code calls
+MORE = ("empty", "eye", "matmul", "exp", "log", "stack")  # that only eager code calls
 ROUTING = ("topk", "sort", "histc", "cumsum", "baddbmm", "sigmoid")
 
 

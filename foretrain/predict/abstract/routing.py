@@ -219,8 +219,9 @@ def sigmoid(x: Tensor) -> Tensor:
     return F.tanh(x)
 
 
-def repeat_interleave(x: Tensor, times: int) -> Tensor:
-    return make("join", (x.shape[0] * times,), x.dtype, x)
+def repeat_interleave(x: Tensor, times: int, dim: int = 0) -> Tensor:
+    dim %= len(x.shape)
+    return make("join", (*x.shape[:dim], x.shape[dim] * times, *x.shape[dim + 1 :]), x.dtype, x)
 
 
 METHODS = {

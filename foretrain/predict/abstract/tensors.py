@@ -262,8 +262,9 @@ def make(
     of: Sequence[int] = (),
 ) -> Tensor:  # fmt: skip
     out = allocate(shape, dtype, component)
-    if kind in ELEMENTWISE and inputs and inputs[0] is not None and len(inputs[0].shape) == len(shape) > 1:
-        out.strides = dense_like(inputs[0], out.shape) or out.strides
+    if kind in ELEMENTWISE and len(shape) > 1:
+        like = next((x for x in inputs if x is not None and len(x.shape) == len(shape)), None)
+        out.strides = (dense_like(like, out.shape) if like is not None else None) or out.strides
     note_kernel(kind, out, *inputs, shape=of)
     return out
 

@@ -201,7 +201,7 @@ def t(x: Tensor) -> Tensor:
 
 
 def flatten(x: Tensor, start: int = 0, end: int = -1) -> Tensor:
-    end %= len(x.shape)
+    start, end = start % len(x.shape), end % len(x.shape)
     merged: int = 1
     for size in x.shape[start : end + 1]:
         merged = size if merged == 1 else merged * size
@@ -242,11 +242,11 @@ def getitem(x: Tensor, key: Any) -> Tensor:
             continue
         i = next(dims)
         if isinstance(each, slice):
-            start, stop, _ = each.indices(int(x.shape[i]))
-            whole = (start, stop) == (0, int(x.shape[i]))
-            taken = _taken(each, start, stop, x.shape[i])
+            start, stop, step = each.indices(int(x.shape[i]))
+            whole = (start, stop, step) == (0, int(x.shape[i]), 1)
+            taken = x.shape[i] // step if step > 1 else _taken(each, start, stop, x.shape[i])
             shape.append(x.shape[i] if whole else taken)
-            strides.append(x.strides[i])
+            strides.append(x.strides[i] * step)
     for i in dims:
         shape.append(x.shape[i])
         strides.append(x.strides[i])

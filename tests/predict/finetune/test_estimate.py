@@ -57,19 +57,41 @@ def facts(name: str) -> Any:
 # -- the code ----------------------------------------------------------------------------------------------
 
 NAMES = {  # parts of transformers' names, and the decoder's
-    "model.": "", "gpt_neox.": "", "transformer.": "", "embed_in.": "embed_tokens.", "embed_out.": "lm_head.",
-    "wte.": "embed_tokens.", "wpe.": "embed_positions.", "h.": "layers.", "ln_f.": "norm.", "final_layer_norm.": "norm.",
-    "final_layernorm.": "norm.", ".ln_1.": ".input_layernorm.", ".ln_2.": ".post_attention_layernorm.",
-    ".attn.c_attn.": ".self_attn.qkv_proj.", ".attn.c_proj.": ".self_attn.o_proj.", ".mlp.c_fc.": ".mlp.up_proj.",
-    ".mlp.c_proj.": ".mlp.down_proj.", ".attention.query_key_value.": ".self_attn.qkv_proj.",
-    ".attention.dense.": ".self_attn.o_proj.", ".mlp.dense_h_to_4h.": ".mlp.up_proj.",
-    ".mlp.dense_4h_to_h.": ".mlp.down_proj.", ".self_attn.dense.": ".self_attn.o_proj.", ".mlp.fc1.": ".mlp.up_proj.",
+    "model.": "",
+    "gpt_neox.": "",
+    "transformer.": "",
+    "embed_in.": "embed_tokens.",
+    "embed_out.": "lm_head.",
+    "wte.": "embed_tokens.",
+    "wpe.": "embed_positions.",
+    "h.": "layers.",
+    "ln_f.": "norm.",
+    "final_layer_norm.": "norm.",
+    "final_layernorm.": "norm.",
+    ".ln_1.": ".input_layernorm.",
+    ".ln_2.": ".post_attention_layernorm.",
+    ".attn.c_attn.": ".self_attn.qkv_proj.",
+    ".attn.c_proj.": ".self_attn.o_proj.",
+    ".mlp.c_fc.": ".mlp.up_proj.",
+    ".mlp.c_proj.": ".mlp.down_proj.",
+    ".attention.query_key_value.": ".self_attn.qkv_proj.",
+    ".attention.dense.": ".self_attn.o_proj.",
+    ".mlp.dense_h_to_4h.": ".mlp.up_proj.",
+    ".mlp.dense_4h_to_h.": ".mlp.down_proj.",
+    ".self_attn.dense.": ".self_attn.o_proj.",
+    ".mlp.fc1.": ".mlp.up_proj.",
     ".mlp.fc2.": ".mlp.down_proj.",
+    ".query_layernorm.": ".q_norm.",
+    ".key_layernorm.": ".k_norm.",
+}
+GLM4_NAMES = {
+    ".post_attention_layernorm.": ".pre_feedforward_layernorm.",
+    ".post_self_attn_layernorm.": ".post_attention_layernorm.", ".post_mlp_layernorm.": ".post_feedforward_layernorm.",
 }  # fmt: skip
 
 
-def renamed(name: str) -> str:
-    for theirs, ours in NAMES.items():
+def renamed(name: str, names: dict[str, str]) -> str:
+    for theirs, ours in names.items():
         if theirs.startswith("."):
             name = name.replace(theirs, ours)
         elif name.startswith(theirs):
@@ -94,7 +116,8 @@ def test_the_decoder_computes_what_transformers_does(name: str) -> None:
     for parameter in theirs.parameters():  # norms as well, which begin as ones
         torch.nn.init.normal_(parameter, std=0.05)
     ours = Decoder(Runnable(facts(name))).eval()
-    weights = {renamed(key): value for key, value in theirs.state_dict().items()}
+    names = NAMES | GLM4_NAMES if name == "glm4" else NAMES
+    weights = {renamed(key, names): value for key, value in theirs.state_dict().items()}
     missing, unexpected = ours.load_state_dict(weights, strict=False)
     assert not unexpected
     assert set(missing) <= {"lm_head.weight"}

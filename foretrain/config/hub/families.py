@@ -103,11 +103,9 @@ def _llama(keys: Keys) -> Parts:
 
 
 def _arcee(keys: Keys) -> Parts:
-    bias = keys.flag("attention_bias", False)
-    return {
-        **_sizes(keys, positions=4096, strict=True), "qkv_bias": bias, "out_bias": bias, "mlp": "plain",
-        "mlp_bias": keys.flag("mlp_bias", False), "activation": activation(keys.word("hidden_act", default="relu2")),
-    }  # fmt: skip
+    found, bias = _sizes(keys, positions=4096, strict=True), keys.flag("attention_bias", False)
+    parts = {**found, "qkv_bias": bias, "out_bias": bias, "mlp": "plain", "mlp_bias": keys.flag("mlp_bias", False)}
+    return {**parts, "activation": activation(keys.word("hidden_act", default="relu2"))}
 
 
 def _seed_oss(keys: Keys) -> Parts:
@@ -121,10 +119,8 @@ def _seed_oss(keys: Keys) -> Parts:
 
 def _glm(keys: Keys) -> Parts:
     found = _sizes(keys, positions=131_072, kv_heads=2, head_dim=128)
-    return {
-        **found, "fused_gate_up": True, "qkv_bias": keys.flag("attention_bias", True), "rotary": "pairs",
-        "rotary_dim": _rotated(keys, found["head_dim"], 0.5),
-    }  # fmt: skip
+    parts = {**found, "fused_gate_up": True, "qkv_bias": keys.flag("attention_bias", True), "rotary": "pairs"}
+    return {**parts, "rotary_dim": _rotated(keys, found["head_dim"], 0.5)}
 
 
 def _glm4(keys: Keys) -> Parts:
@@ -132,11 +128,8 @@ def _glm4(keys: Keys) -> Parts:
 
 
 def _helium(keys: Keys) -> Parts:
-    found = _sizes(keys, positions=4096, kv_heads=20, head_dim=128)
-    return {
-        **found, "rotary": "pairs", "qkv_bias": keys.flag("attention_bias", False),
-        "mlp_bias": keys.flag("mlp_bias", False),
-    }  # fmt: skip
+    biases = {"qkv_bias": keys.flag("attention_bias", False), "mlp_bias": keys.flag("mlp_bias", False)}
+    return {**_sizes(keys, positions=4096, kv_heads=20, head_dim=128), **biases, "rotary": "pairs"}
 
 
 def _ernie4_5(keys: Keys) -> Parts:
@@ -149,10 +142,8 @@ def _ernie4_5(keys: Keys) -> Parts:
 
 def _hunyuan(keys: Keys) -> Parts:
     bias = keys.flag("attention_bias", False)
-    return {
-        **_sizes(keys, positions=2048), "qkv_bias": bias, "out_bias": bias, "qk_norm": "head",
-        "qk_norm_after": "rotary",
-    }  # fmt: skip
+    parts = {**_sizes(keys, positions=2048), "qkv_bias": bias, "out_bias": bias}
+    return {**parts, "qk_norm": "head", "qk_norm_after": "rotary"}
 
 
 def _exaone4(keys: Keys) -> Parts:
@@ -163,10 +154,8 @@ def _exaone4(keys: Keys) -> Parts:
     sliding = [layer for layer in range(n_layer) if type(every) is int and (layer + 1) % every]
     window = _window(keys, n_layer, 4096, sliding)
     plain = {*range(n_layer)} - {*window["sliding_layers"]} if window["sliding_window"] else ()
-    return {
-        **found, **window, "norms": "post", "qk_norm": "head", "qk_norm_after": "transpose",
-        "layers_without_rotary": tuple(sorted(plain)),
-    }  # fmt: skip
+    parts = {**found, **window, "norms": "post", "qk_norm": "head", "qk_norm_after": "transpose"}
+    return {**parts, "layers_without_rotary": tuple(sorted(plain))}
 
 
 def _ministral3(keys: Keys) -> Parts:

@@ -292,7 +292,7 @@ def test_a_push_sends_the_files_of_the_export_and_no_others(fake_hub: type[FakeH
     assert sent[0]["value"]["summary"] == "step-0000000002 of a foretrain run"
 
 
-def refused(*words: str) -> str:
+def failed_push(*words: str) -> str:
     done = foretrain("export", "out", *words, code=ExitCode.ENVIRONMENT)
     told = [line for line in done.stderr.splitlines() if "note:" not in line]
     assert len(told) == 1, told
@@ -304,7 +304,7 @@ def refused(*words: str) -> str:
 def test_a_push_that_is_refused_keeps_the_folder(fake_hub: type[FakeHub]) -> None:
     train(tiny(max_iters=1))
     fake_hub.status = 403
-    assert "You may not write here" in refused("--push", "me/mine")
+    assert "You may not write here" in failed_push("--push", "me/mine")
     assert not any("commit" in path for path, _ in fake_hub.asked)
 
 
@@ -312,14 +312,14 @@ def test_without_a_token_nothing_is_asked(fake_hub: type[FakeHub], monkeypatch: 
     train(tiny(max_iters=1))
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
-    assert "nothing was sent" in refused("--push", "me/mine")
+    assert "nothing was sent" in failed_push("--push", "me/mine")
     assert fake_hub.asked == []
 
 
 def test_without_a_network_the_folder_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     train(tiny(max_iters=1))
     aim(monkeypatch, "http://127.0.0.1:9")  # nobody listens there
-    assert "upload failed" in refused("--push", "me/mine")
+    assert "upload failed" in failed_push("--push", "me/mine")
 
 
 def test_an_export_that_is_not_pushed_asks_nobody(fake_hub: type[FakeHub]) -> None:

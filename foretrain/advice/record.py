@@ -242,6 +242,11 @@ class Advices(Record):
         assert self.step is not None
         return self.step
 
+    @property
+    def is_for_a_token(self) -> bool:
+        """Return whether times are compared for a token, as steps may have more of them; else for a step."""
+        return self.step is None or self.cluster is not None
+
     def keeps_cards(self, advice: Advice) -> bool:
         """Whether a change is one of the config alone."""
         cards, now = advice.shared, self.cluster

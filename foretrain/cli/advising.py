@@ -1,38 +1,237 @@
-"""`foretrain advise` of fine-tuning, of generating text and of several cards: what to change, each change planned."""
+"""The answer of `foretrain advise`, of every kind of run: the list of changes, or one in full, which --write writes."""
 
-from typing import Any
+import shlex
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
+from click.exceptions import Exit
 
 from foretrain.advice.asked import Asked
-from foretrain.advice.record import SCHEMA
-from foretrain.app.finetuning.advise import confirmed
+from foretrain.advice.candidates import to_set, with_settings
+from foretrain.advice.cluster import options_of
+from foretrain.advice.first_answer import changed_command
+from foretrain.advice.record import SCHEMA, Advice, Advices
+from foretrain.advice.rules.base import Goal
+from foretrain.app import advise
+from foretrain.app import kept_answers as kept_advice
 from foretrain.app.limits import Limits
+from foretrain.base import files as bounded
 from foretrain.base.errors import UserError
-from foretrain.cli.common import print_json
-from foretrain.cli.planning.exact import progress
+from foretrain.base.installation import Later
+from foretrain.base.messages import listed, say
+from foretrain.cli.common import ERR, print_error, print_json
+from foretrain.cli.planning import printing as plan_print
+from foretrain.cli.planning.exact import Depth, check_depth, progress
 from foretrain.cli.planning.printing import document, screen
-from foretrain.reports.views.cluster import advice as cluster_view
-from foretrain.reports.views.finetune import advice as finetune_view
+from foretrain.config import nanogpt_file, writer
+from foretrain.config.finetune.words import parse_words
+from foretrain.config.finetune.yaml_file import read_text_of
+from foretrain.config.microbatches import TOTAL
+from foretrain.config.options import OPTIONS
+from foretrain.config.resolve import ResolvedConfig
+from foretrain.predict.memory import FAILING
+from foretrain.predict.plan import Plan, plan
+from foretrain.reports.views import advice as advice_view
+from foretrain.reports.views import advice_screen
 
+if TYPE_CHECKING:
+    from foretrain.app.finetuning import advise as tuning
+    from foretrain.config.finetune import writer as trainer_file
+    from foretrain.reports.views.cluster import advice as cluster_view
+    from foretrain.reports.views.finetune import advice as tuned_view
+else:  # advice of one kind of run does not wait for the others
+    tuning = Later("foretrain.app.finetuning.advise")
+    trainer_file = Later("foretrain.config.finetune.writer")
+    cluster_view = Later("foretrain.reports.views.cluster.advice")
+    tuned_view = Later("foretrain.reports.views.finetune.advice")
+
+VIEWS = {"pretraining": advice_screen, "cards": cluster_view}
 LISTED, TRACED = 10, 3  # changes with --full and --json, and those that --exact traces, where --top does not say
+ENVIRONMENT = "allocator_settings"  # nanoGPT has them from PYTORCH_CUDA_ALLOC_CONF
 
 
 def answer(context: click.Context, request: Any, asked: Asked) -> None:
-    """Print the changes, in the form that the options of `advise` ask for. Raises UserError."""
+    """Print what the options of `advise` ask for. Raises UserError."""
     given = context.params
+    _check_options(given, request.kind)
+    plan, found = _searched(request, given)
+    number, view = given["apply"], VIEWS.get(request.kind, tuned_view)
+    shown = found.top(given["top"] or LISTED)
+    if number:
+        if not found.advised:
+            raise UserError("usage.advise_nothing", number=number)
+        if number > len(found.advised):
+            raise UserError("usage.advise_number", number=number, count=len(found.advised))
+        chosen = (found.advised[number - 1],)
+        shown = found.model_copy(update={"advised": chosen, "partial": (), "useless": ()})
+    problem = _written(request, plan, found, number, given["write"], asked) if given["write"] else None
+    if given["as_json"]:
+        print_json(shown.to_json(schema=SCHEMA))
+    elif number:
+        document(view.one(plan, found, number, asked))
+    elif given["full"]:
+        document(view.document(plan, shown, len(found.advised) - len(shown.advised)))
+    else:
+        screen(view.screen(plan, found, asked, given["top"]))
+    if problem is not None:
+        print_error(problem, as_json=False)
+        raise Exit(int(problem.exit_code))
+
+
+def _check_options(given: dict[str, Any], kind: str) -> None:
+    goal, write, choices = given["goal"], given["write"], get_args(Goal)
+    if goal and goal not in choices:
+        raise UserError("usage.advise_goal", goal=goal[:80], choices=choices)
+    if given["exact"] and goal == "quality":
+        raise UserError("usage.advise_exact")
+    if write is not None and not given["apply"]:
+        raise UserError("usage.advise_apply")
+    if write is not None:
+        endings = {"pretraining": (".toml", ".py"), "cards": (".toml",)}
+        writer.check_writable(write, endings.get(kind, trainer_file.SUFFIXES))
+
+
+def _searched(request: Any, given: dict[str, Any]) -> tuple[Any, Advices]:
+    """The plan and all its changes, with what traces say where they are asked for."""
+    goal, count = given["goal"] or None, max(given["apply"], given["top"] or TRACED)
+    if request.kind == "pretraining":
+        base = kept_advice.base_plan(request.resolved, given["gpu"], given["others"], given["price"])
+        with _progress(given["quiet"] or goal != "quality"):
+            found = kept_advice.advices(base, goal, given["price"])
+        if given["exact"]:
+            check_depth(Depth(exact=True, quiet=given["quiet"]), ())
+            with progress(given["quiet"]) as listen:
+                found = advise.confirmed(found, base, count, listen)
+        return base, found
     plan, *more = request.plans(Limits(given["price"]))
     if more:
         raise UserError("usage.one_card_advise", count=1 + len(more))
-    changes = request.advices(plan, given["goal"] or None)
+    found = request.advices(plan, goal)
     if given["exact"]:
         with progress(given["quiet"]) as listen:
-            changes = confirmed(changes, plan, request.asked, given["top"] or TRACED, listen)
-    view, top = cluster_view if request.kind == "cards" else finetune_view, given["top"]
-    shown = changes.top(top or LISTED)
-    if given["as_json"]:
-        print_json(shown.to_json(schema=SCHEMA))
-    elif given["full"]:
-        document(view.document(plan, shown, len(changes.advised) - len(shown.advised)))
+            found = tuning.confirmed(found, plan, request.asked, count, listen)
+    return plan, found
+
+
+def _progress(quiet: bool) -> AbstractContextManager[object]:
+    """A line on stderr while shapes are searched; nothing where nobody watches."""
+    return nullcontext() if quiet or not ERR.is_terminal else ERR.status(say("advice.searching"))
+
+
+# -- what --write writes ---------------------------------------------------------------------------------------------
+
+
+def _written(request: Any, plan: Any, found: Advices, number: int, path: Path, asked: Asked) -> UserError | None:
+    """Write change `number`: None, or what to say where the written config does not fit the card that was asked about.
+    Raises UserError, with nothing written, where no file can hold the change."""
+    change = found.advised[number - 1]
+    if request.kind == "pretraining":
+        return write_changed(request.resolved, plan, found, number, path, asked)
+    if request.kind == "cards":
+        if not found.keeps_cards(change):
+            cards = change.shared.text if change.shared else change.gpu
+            raise UserError("usage.advise_card", number=number, gpu=cards)
+        changes = options_of(plan, change)
+        before = {name: say("written.was", value=str(getattr(plan.config, name))) for name in changes}
+        plan_print.write_config(plan.config.model_copy(update=changes), path, asked, before)
+        return None
+    text = _keys_changed(plan, change, asked)
+    if text is None:
+        command = shlex.join(tuned_view.command(plan, change, asked))
+        raise UserError("usage.advise_no_keys", number=number, path=str(path), command=command)
+    writer.write_text(text, path)
+    plan_print.tell_written(path, quiet=asked.quiet)
+    return None
+
+
+def _keys_changed(plan: Any, change: Advice, asked: Asked) -> str | None:
+    """The text of the trainer's file that was given, with what was typed beside it and the change; None where there is
+    none, or its keys cannot say that."""
+    source, *words = asked.words
+    read = next((note.values for note in plan.notes if note.id == "finetune_read_as"), None)
+    if read is None or Path(source).suffix not in trainer_file.SUFFIXES:
+        return None
+    typed, _, others, _ = parse_words(words)
+    if "model" in others:
+        return None
+    made = trainer_file.changed_text(read_text_of(Path(source)), source, read["format"], {**typed, **change.options})
+    said = () if made is None or made.lstrip().startswith("{") else writer.comments(plan_print.origin(asked))
+    return made and "\n".join([*said, made])
+
+
+def write_changed(
+    resolved: ResolvedConfig, base: Plan, found: Advices, number: int, path: Path, asked: Asked
+) -> UserError | None:
+    """None, or what to say where the written config does not fit the card that was asked about.
+
+    Raises UserError, with nothing written, where a config cannot hold the advice or nanoGPT cannot do it.
+    """
+    advice = found.advised[number - 1]
+    if advice.gpu != base.gpu.name:
+        raise UserError("usage.advise_card", number=number, gpu=advice.gpu)
+    sources = [file for file in resolved.files if file.suffix == ".py"]
+    nanogpt = bool(sources) and len(sources) == len(resolved.files) and not _presets(resolved)
+    changes = to_set(advice.settings)
+    if advice.step == "nanogpt":
+        changes = tuple(setting for setting in changes if setting.option != ENVIRONMENT)
+    to_foretrain = nanogpt and advice.step == "foretrain"  # a TOML is for foretrain's step
+    if not changes and not (to_foretrain and path.suffix == ".toml"):
+        if advice.step == found.step:
+            raise UserError("usage.advise_no_change", number=number, do=_what_to_do(base, found, advice))
+        command = shlex.join(changed_command(base, advice, asked))
+        raise UserError("usage.advise_needs_foretrain", number=number, path=str(path), command=command)
+    before = {s.option: say("written.was", value=str(s.before)) for s in changes}
+    if path.suffix == ".py":
+        if not nanogpt:
+            raise UserError("usage.advise_python", path=str(path))
+        if advice.step != "nanogpt" or any(setting.ours for setting in changes):
+            command = shlex.join(changed_command(base, advice, asked))
+            raise UserError("usage.advise_needs_foretrain", number=number, path=str(path), command=command)
+        _write_python(resolved, {s.option: s.after for s in changes}, before, path, asked)
     else:
-        screen(view.screen(plan, changes, asked, top))
+        plan_print.write_config(with_settings(base.config, advice.settings), path, asked, before)
+    return _does_not_fit(base, found, advice, path)
+
+
+def _presets(resolved: ResolvedConfig) -> bool:
+    return any(source.startswith("preset ") for source in resolved.sources.values())
+
+
+def _does_not_fit(base: Plan, found: Advices, advice: Advice, path: Path) -> UserError | None:
+    """What a new plan of the changed config says of the card as it was asked about."""
+    config = with_settings(base.config, advice.settings)
+    made = plan(config, base.gpu, used_by_others_bytes=base.used_by_others_bytes)
+    if made.verdict_of(advice.trainer) not in FAILING:
+        return None
+    return UserError(
+        "check.advise_written", path=str(path), gpu=base.gpu.name, needed=made.memory_of(advice.trainer).needed_bytes,
+        available=made.available_bytes or 0, do=_what_to_do(base, found, advice),
+    )  # fmt: skip
+
+
+def _what_to_do(base: Plan, found: Advices, advice: Advice) -> str:
+    return listed(message.text() for message in advice_view.commands(base.config, found, advice))
+
+
+def _write_python(
+    resolved: ResolvedConfig, changes: Mapping[str, Any], before: Mapping[str, str], path: Path, asked: Asked
+) -> None:
+    """Write nanoGPT's own file. `changes`: options with their new values; `before`: what each was, in words."""
+    sources = [file for file in resolved.files if file.suffix == ".py"]
+    text = "\n".join(bounded.read_bytes(file, nanogpt_file.MAX_BYTES).decode("utf-8-sig") for file in sources)
+    told = (f"{option}: {before[option]}" for option in changes)
+    lines: Sequence[str] = [*plan_print.origin(asked), *told]
+    writer.write_text(writer.nanogpt_text(text, {**_typed(resolved), **changes}, lines), path)
+    plan_print.tell_written(path, quiet=asked.quiet)
+
+
+def _typed(resolved: ResolvedConfig) -> dict[str, Any]:
+    """nanoGPT's options that were typed beside its file."""
+    return {
+        key: getattr(resolved.config, key)
+        for key, source in resolved.sources.items()
+        if source.startswith(("-", TOTAL)) and not OPTIONS[key].ours
+    }

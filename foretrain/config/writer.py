@@ -100,11 +100,11 @@ def _replaced(text: str, changes: Mapping[str, Any]) -> str:
     return data.decode()
 
 
-def check_writable(path: Path, *, python: bool = False) -> None:
-    if path.suffix == ".py" and python:
-        pass
-    elif path.suffix != ".toml":
-        raise UserError("usage.cannot_write_file", path=str(path), reason="its name must end in .toml")
+def check_writable(path: Path, endings: Sequence[str] = (".toml",)) -> None:
+    """Raise UserError where no such file can be written. One that is there is never written over."""
+    if path.suffix not in endings:
+        reason = f"its name must end in {' or '.join(endings)}"
+        raise UserError("usage.cannot_write_file", path=str(path), reason=reason)
     if not path.parent.is_dir():
         raise UserError("usage.cannot_write_file", path=str(path), reason="its folder is not there")
     if path.exists():

@@ -215,7 +215,7 @@ def test_the_command_line() -> None:
     assert "One RTX 3090 would do" in shown.stdout
     assert "foretrain plan gpt2-124m" in shown.stdout
     assert len(shown.stdout.splitlines()) <= view.LINES + 4
-    for wrong in (["--exact"], ["--apply", "1"], ["--trainer", "nanogpt"], ["--goal", "quality"]):
+    for wrong in (["--exact"], ["--trainer", "nanogpt"], ["--goal", "quality"]):
         refused = foretrain(*words, *wrong)
         assert refused.returncode == 2, wrong
         assert len(refused.stderr.splitlines()) <= 3

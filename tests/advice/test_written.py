@@ -1,6 +1,7 @@
 """Advice that can be followed: what is ranked first, what the first screen says, and what --write gives back."""
 
 import json
+import shlex
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -12,6 +13,7 @@ from foretrain.advice.record import Advices
 from foretrain.advice.rules import BY_ID
 from foretrain.app.plan import make_plan, targets
 from foretrain.config import writer as config_writer
+from foretrain.config.finetune import writer as trainer_file
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import from_values, resolve
 from foretrain.predict.plan import Plan
@@ -146,7 +148,7 @@ def test_written_config_that_alone_does_not_fit_ends_with_3() -> None:
     from foretrain.advice.asked import Asked
     from foretrain.advice.candidates import settings
     from foretrain.advice.record import Advice
-    from foretrain.cli.commands.advise import write_changed
+    from foretrain.cli.advising import write_changed
 
     resolved, base = resolve([str(CASE_C)]), planned(str(CASE_C), others="9GB")
     found = advise(base, "nanogpt", "fit")
@@ -284,3 +286,94 @@ def test_what_saves_nothing_is_advised_only_where_it_gives_room() -> None:
     table = said.partition("What does not help")[0]
     assert " 0 B" not in table
     assert "-46" not in table
+
+
+# -- fine-tuning, text, several cards --------------------------------------------------------------------------------
+
+RECIPE = """# mine
+model_name_or_path: HuggingFaceTB/SmolLM2-135M  # small
+per_device_train_batch_size: 64  # large
+max_length: 2048
+use_peft: true
+lora_r: 8
+bf16: true
+dataset_name: mine
+"""
+SECTIONS = """model: unsloth/Llama-3.2-1B-Instruct
+data: {dataset: mine/data}
+training:
+  max_seq_length: 4096
+  load_in_4bit: false
+  batch_size: 8
+lora: {lora_r: 32}
+"""
+
+
+@pytest.mark.parametrize(("name", "text", "lines"), [
+    ("mine.yaml", RECIPE, {"per_device_train_batch_size: 1  # large", "gradient_accumulation_steps: 64"}),
+    ("mine.json", '{"base_model": "HuggingFaceTB/SmolLM2-135M", "sequence_len": 2048, "micro_batch_size": 64,\n'
+     ' "adapter": "lora", "lora_target_linear": true, "bf16": true}\n',
+     {' "adapter": "lora", "lora_target_linear": true, "bf16": true, "lora_r": 4, "gradient_accumulation_steps": 64}'}),
+])  # fmt: skip
+def test_a_trainer_s_file_keeps_all_but_the_change(name: str, text: str, lines: set[str]) -> None:
+    Path(name).write_text(text)
+    words = ("advise", name, "--lora-r", "4", "--gpu", "3060")
+    found = json.loads(foretrain(*words, "--json").stdout)["advised"]
+    number, change = next((i, each) for i, each in enumerate(found, 1) if each["rules"] == ["batch_of_one"])
+    written = Path(name).with_stem("new")
+    result = foretrain(*words, "--apply", str(number), "--write", str(written))
+    assert result.returncode == 0, result.stderr
+    assert "--batch-size 1 --grad-accum 64" in result.stdout
+    made = written.read_text()
+    added = {line for line in made.splitlines() if line not in text.splitlines() and not line.startswith("# Written")}
+    assert added >= lines
+    assert len(added) <= 3
+    plan = json.loads(foretrain("plan", str(written), "--gpu", "3060", "--json").stdout)
+    needed = max(phase["needed_expected_bytes"] for phase in plan["memory"]["phases"])
+    assert needed == change["effect"]["needed_bytes"]
+    assert (plan["tune"]["lora_r"], plan["tune"]["batch_size"], plan["tune"]["grad_accum"]) == (4, 1, 64)
+    again = foretrain(*words, "--apply", str(number), "--write", str(written))
+    assert (again.returncode, written.read_text()) == (2, made)
+
+
+def test_a_file_in_sections_is_changed_in_them_alone() -> None:
+    changed = trainer_file.changed_text(SECTIONS, "mine.yaml", "unsloth", {"batch_size": 2, "lora_r": 16})
+    assert changed == SECTIONS.replace("batch_size: 8", "batch_size: 2").replace("lora_r: 32", "lora_r: 16")
+    assert trainer_file.changed_text(SECTIONS, "mine.yaml", "unsloth", {"grad_accum": 2}) is None
+    shared = "micro_batch_size: &n 8\nsequence_len: 64\nsave_steps: *n\nbase_model: x\n"
+    assert trainer_file.changed_text(shared, "mine.yaml", "axolotl", {"batch_size": 2}) is None
+
+
+@pytest.mark.parametrize("words", [
+    ("smollm2-135m", "--method=lora", "--batch-size=32", "--gpu", "3060"),
+    ("llama-3.1-8b", "--inference", "--gpu", "4070"),
+])  # fmt: skip
+def test_a_run_of_words_gets_its_command_and_no_file(words: tuple[str, ...]) -> None:
+    shown = foretrain("advise", *words, "--apply", "1")
+    assert shown.returncode == 0, shown.stderr
+    change = json.loads(foretrain("advise", *words, "--apply", "1", "--json").stdout)["advised"]
+    assert len(change) == 1
+    command = next(line.strip() for line in shown.stdout.splitlines() if line.startswith("  foretrain plan"))
+    plan = json.loads(foretrain(*shlex.split(command)[1:], "--json").stdout)
+    needed = max(phase["needed_expected_bytes"] for phase in plan["memory"]["phases"])
+    assert needed == change[0]["effect"]["needed_bytes"]
+    refused = foretrain("advise", *words, "--apply", "1", "--write", "new.yaml")
+    assert (refused.returncode, command in refused.stderr) == (2, True)
+    assert not list(Path().iterdir())
+
+
+def test_a_change_on_several_cards_is_written_as_a_config() -> None:
+    words = ("gpt2-30m", "--batch_size=8", "--compile=false", "--goal", "speed", "--gpus", "2 x RTX 3060 12GB")
+    found = json.loads(foretrain("advise", *words, "--json").stdout)["advised"]
+    number = next(i for i, each in enumerate(found, 1) if not each["shared"]["buys"] and each["settings"])
+    result = foretrain("advise", *words, "--apply", str(number), "--write", "new.toml")
+    assert result.returncode == 0, result.stderr
+    plan = json.loads(foretrain("plan", "new.toml", *words[-2:], "--json").stdout)
+    way = found[number - 1]["shared"]["way"]
+    ways = [{"strategy": rank["strategy"], "holds_gradients": not rank["syncs_each"]} for rank in plan["ranks"]]
+    best = plan["ranks"][ways.index(way)]
+    needed = max(phase["needed_expected_bytes"] for phase in best["memory"]["phases"])
+    assert needed == found[number - 1]["effect"]["needed_bytes"]
+    more = next(i for i, each in enumerate(found, 1) if each["shared"]["buys"])
+    refused = foretrain("advise", *words, "--apply", str(more), "--write", "more.toml")
+    assert (refused.returncode, "nothing was written" in refused.stderr) == (2, True)

@@ -6,6 +6,7 @@ CARDS = "generating text on several cards, whose options and words are those of 
 ADVISED = "what to change when a model generates text is advice, as of every run, and not a field of the plan"
 FLOW = "one flow of plan for every kind of run: its questions, --check of --largest and messages are the same"
 SHARDED = "fine-tuning on several cards has a strategy, as pretraining has"
+APPLIED = "--apply shows a change of every kind of run in full"
 DECLARED: tuple[Declared, ...] = (
     Declared("", r"\.strategy$", SHARDED, old=r"^\(nothing\)$"),
     Declared("inference", r"fitting$", ADVISED, new=r"^\(nothing\)$"),
@@ -15,5 +16,6 @@ DECLARED: tuple[Declared, ...] = (
     Declared("", "stderr", CARDS, new="is about several cards|run one model together|how many cards there are|--split"),
     Declared("inference.*largest", "stdout", FLOW),
     Declared("error: inference.*--json --full", "", FLOW),
+    Declared("error: (cluster|finetune): advise .*--apply 1", r"steps\[[01]\]", APPLIED),
     Declared("python inference", r"stdout:\d+", CARDS, new='"world": 1'),
 )

@@ -468,7 +468,7 @@ def test_largest_batch_and_context_are_asked_as_in_training() -> None:
 @pytest.mark.parametrize(("words", "said"), [
     (("plan", "--inference", "--gpu", "4070"), "foretrain knows smollm2-135m"),
     (("plan", "qwen3-8b", "--inference", "--gpu", "2 x 3090"), "--gpus '2 x 3090'"),
-    (("advise", "qwen3-8b", "--inference", "--gpu", "4070", "--apply", "1"), "--apply"),
+    (("advise", "qwen3-8b", "--inference", "--gpu", "4070", "--exact"), "--exact"),
 ])  # fmt: skip
 def test_what_is_refused_says_what_works(words: tuple[str, ...], said: str) -> None:
     refused = foretrain(*words, code=2)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from foretrain.advice.advisor import advise
+from foretrain.advice.asked import Asked
 from foretrain.advice.cards import choose
 from foretrain.advice.record import Advices
 from foretrain.analysis.components import Explanation
@@ -412,7 +413,7 @@ VIEWS: dict[str, Callable[[], Document]] = {
         made := planned("gpt2-124m", "4070"), within(of_plan(made), parse_limit("12h"))
     ),
     "advice": lambda: advice_view.document(planned("c.py", "4070"), advised()),
-    "one advice": lambda: advice_view.one(planned("c.py", "4070"), advised(), 1),
+    "one advice": lambda: advice_view.one(planned("c.py", "4070"), advised(), 1, Asked()),
     "explanation": lambda: explain_view.document(planned("gpt2-124m", "4070"), observed()),
     "log": lambda: log_view.document(LogExplanation(log=analysed())),
     "run": trained,

@@ -21,10 +21,10 @@ OWN = ("gpus", "link", "network", "write_job")  # options that only a plan for s
 LIMITS = ("co2", "within", "tokens", "data_tokens")  # options of `plan` that a plan of a changed run has as well
 TRACES = ("alloc_conf", "python")  # and those of its trace
 # Options that a kind of run cannot have: of fine-tuning, each with the sentence that says what to take instead.
-ALONE = {"plan": ("logged_mfu",), "advise": ("exact", "apply", "write")}
+ALONE = {"plan": ("logged_mfu",), "advise": ("exact",)}
 FINE_TUNING = {
     "plan": {name: name for name in ("trainer", "logged_mfu", "best", "write", "write_job")},
-    "advise": {"trainer": "trainer", "apply": "apply", "write": "apply"},
+    "advise": {"trainer": "trainer"},
 }
 # Options of one card, which --smallest-card cannot have beside it.
 NOT_OF_CARDS = (
@@ -68,7 +68,7 @@ GENERATION = {  # which options go with generating text
         "show_config",
         *ANY_KIND,
     ),
-    "advise": ("goal", "top", *ANY_KIND),
+    "advise": ("goal", "top", "apply", "write", *ANY_KIND),
 }
 
 

@@ -65,15 +65,19 @@ def _once(table: dict[Any, Any], key: Any, value: Any, source: str) -> None:
         raise UserError("config.finetune_twice", path=source, key=str(key)[:60])
 
 
+def yaml_module() -> Any:
+    """Return PyYAML. Raises UserError."""
+    try:
+        return importlib.import_module("yaml")
+    except ImportError:
+        raise UserError("environment.missing_package", package="pyyaml") from None
+
+
 class _Yaml:
     """One YAML text, looked at before anything is made of it."""
 
     def __init__(self, source: str) -> None:
-        self.source = source
-        try:
-            self.yaml = importlib.import_module("yaml")
-        except ImportError:
-            raise UserError("environment.missing_package", package="pyyaml") from None
+        self.source, self.yaml = source, yaml_module()
 
     def read(self, text: str) -> Any:
         """The value of a YAML text."""

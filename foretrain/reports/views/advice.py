@@ -1,7 +1,9 @@
 """Advice as Documents: the ranked list with what each change saves and costs, one change in full, plan's short list."""
 
+from collections.abc import Sequence
 from typing import Any
 
+from foretrain.advice.asked import Asked
 from foretrain.advice.candidates import to_set, with_settings
 from foretrain.advice.record import Advice, Advices, Effect, Idle
 from foretrain.advice.rules import BY_ID
@@ -12,7 +14,10 @@ from foretrain.predict.plan import Plan
 from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
 from foretrain.reports.views.shared import TONES, assumed, uncalibrated, uneven, verdict_word
 
-EXACTNESS_ID = {"exact": "exact", "rounding": "rounding", "other optimizer": "optimizer", "other model": "model"}
+EXACTNESS_ID = {
+    "exact": "exact", "rounding": "rounding", "other tokens": "tokens", "other optimizer": "optimizer",
+    "other model": "model",
+}  # fmt: skip
 NOW = {
     "fits": "advice.fits_already",
     "tight": "advice.tight_now",
@@ -191,17 +196,28 @@ def _explained(plan: Plan, found: Advices) -> tuple[Block, ...]:
 # -- one change in full ---------------------------------------------------------------------------------------------
 
 
-def one(plan: Plan, found: Advices, number: int) -> Document:
+def one(plan: Plan, found: Advices, number: int, asked: Asked) -> Document:
     """Advice `number` (from 1): what, why, what it costs, its effect by phase, and what changes in the config."""
     advice = found.advised[number - 1]
-    title = Message("advice.detail", {"number": number, "short": short(plan, advice)})
-    subtitle = {"gpu": advice.gpu, "goal": Message(f"goal.{found.goal}"), "source": Message("plan.source")}
+    rules = [Section(_short(plan, advice, rule), (_rule(rule),)) for rule in advice.rules]
+    do = [Paragraph(message) for message in commands(plan.config, found, advice)]
+    return detail(found, number, short(plan, advice), rules, do)
+
+
+def detail(
+    found: Advices, number: int, change: str, rules: Sequence[Section], do: Sequence[Block], phase: str = "phase"
+) -> Document:
+    """One change of any kind of run. `change`, `rules`: what it is, in short and at length; `do`: how to make it."""
+    advice = found.advised[number - 1]
+    title = Message("advice.detail", {"number": number, "short": change})
+    gpu = advice.shared.text if advice.shared else advice.gpu
+    subtitle = {"gpu": gpu, "goal": Message(f"goal.{found.goal}"), "source": Message("plan.source")}
     sections = [
-        *(Section(_short(plan, advice, rule), (_rule(rule),)) for rule in advice.rules),
+        *rules,
         Section(Message("plan.verdict"), (Table((), _effects(found, advice)),)),
-        Section(Message("advice.by_phase"), (_phases(advice),)),
+        *([Section(Message("advice.by_phase"), (_phases(advice, phase),))] if len(advice.effect.phases) > 1 else ()),
         Section(Message("advice.diff"), (_diff(advice),)),
-        Section(Message("advice.do"), tuple(Paragraph(message) for message in commands(plan.config, found, advice))),
+        Section(Message("advice.do"), tuple(do)),
     ]
     return Document(title, Message("advice.subtitle", subtitle), sections)
 
@@ -227,10 +243,10 @@ def _effects(found: Advices, advice: Advice) -> tuple[tuple[Cell, ...], ...]:
         (Message("advice.exactness"), Message(f"exactness.long.{EXACTNESS_ID[advice.exactness]}")),
         (Message("advice.tokens"), kept if advice.keeps_tokens_per_step else changed),
         (Message("advice.needs"), Message("advice.needs_values", memory)),
-        (Message("column.hours"), _time(effect)),
+        (Message("column.hours"), _time(effect, for_a_token=found.is_for_a_token)),
     ]
     traced, estimate = advice.confirmation, advice.estimate
-    if traced is not None:
+    if traced is not None and traced.needed_bytes is not None:
         verdict = verdict_word(traced.verdict)
         values = {"needed": traced.needed_bytes, "verdict": verdict}
         rows.append((Message("column.traced"), Message("advice.traced_values", values)))
@@ -243,18 +259,20 @@ def _effects(found: Advices, advice: Advice) -> tuple[tuple[Cell, ...], ...]:
     return tuple(rows)
 
 
-def _time(effect: Effect) -> Message:
+def _time(effect: Effect, *, for_a_token: bool) -> Message:
     if effect.slower is None or effect.longer is None:
         return Message("advice.time_unknown")
+    if for_a_token:
+        return Message("advice.time_token", {"slower": effect.slower})
     step, run = rounds_to_zero(effect.slower), rounds_to_zero(effect.longer)
     id = "time_same" if step and run else "time_same_step" if step else "time_same_run" if run else "time_values"
     return Message(f"advice.{id}", {"slower": effect.slower, "longer": effect.longer})
 
 
-def _phases(advice: Advice) -> Table:
+def _phases(advice: Advice, names: str) -> Table:
     rows: tuple[tuple[Cell, ...], ...] = tuple(
         (
-            Message(f"phase.{p.phase}"), Quantity(p.needed_bytes + p.saved_bytes, "bytes"),
+            Message(f"{names}.{p.phase}"), Quantity(p.needed_bytes + p.saved_bytes, "bytes"),
             Quantity(p.needed_bytes, "bytes"), Quantity(p.saved_bytes, "bytes"),
         )
         for p in advice.effect.phases

@@ -8,9 +8,10 @@ from foretrain.advice.record import Advice, Advices
 from foretrain.predict.plan import Plan
 from foretrain.reports.document import Cell, Message, Paragraph, Quantity, Row, Screen, Table
 from foretrain.reports.views import first as first_view
-from foretrain.reports.views.advice import EXACTNESS_ID, short
+from foretrain.reports.views.advice import EXACTNESS_ID, document, one, short
 from foretrain.reports.views.shared import taken_bytes, verdict_word
 
+__all__ = ["document", "one", "screen"]
 LINES = 15
 LEAST, MOST = 3, 5  # changes; what is not enough alone fills up where few are
 ROOM, WIDE = 8, 24  # lines for them, and about how many columns one has for its name

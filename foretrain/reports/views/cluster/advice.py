@@ -1,5 +1,6 @@
 """What to change on several cards: whether one would do, what others would give, and a row for each change."""
 
+import shlex
 from typing import Any
 
 from foretrain.advice.asked import Asked
@@ -12,13 +13,25 @@ from foretrain.config.words import as_word
 from foretrain.hardware.links import find_link
 from foretrain.predict.memory import FAILING
 from foretrain.predict.ranks import ClusterPlan
-from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Row, Screen, Section, Table
+from foretrain.reports.document import (
+    Block,
+    Cell,
+    Document,
+    Message,
+    Paragraph,
+    Quantity,
+    Row,
+    Screen,
+    Section,
+    Table,
+    Verbatim,
+)
+from foretrain.reports.views.advice import EXACTNESS_ID, detail
 from foretrain.reports.views.cluster import screen as screen_view
 from foretrain.reports.views.shared import TONES, taken_bytes, verdict_word
 
 LINES = 17
 MOST = 4  # changes of the first screen
-LEARNING_ID = {"other optimizer": "optimizer", "other model": "model"}
 
 
 def screen(plan: ClusterPlan, found: Advices, asked: Asked, count: int | None = None) -> Screen:
@@ -31,7 +44,8 @@ def screen(plan: ClusterPlan, found: Advices, asked: Asked, count: int | None = 
     lead += _nothing(found, advised)
     rows = [Row(Message("cluster_advice.label.counts"), _counts(found))]
     if not asked.quiet:
-        rows += _next(plan, found, asked, advised)
+        commands = [command(plan, found, change, asked) for change in advised[:1]]
+        rows += [Row(Message("first.label.next"), command=each) for each in commands]
         hidden = len(found.advised) - len(advised)
         more = Message("cluster_advice.more" if hidden else "cluster_advice.all", {"count": hidden})
         rows.append(Row(Message("first.label.more"), more, optional=2))
@@ -167,8 +181,7 @@ def _table(plan: ClusterPlan, found: Advices, changes: tuple[Advice, ...], parti
 
 def _row(plan: ClusterPlan, found: Advices, number: str, change: Advice) -> tuple[Cell, ...]:
     effect = change.effect
-    learning = LEARNING_ID.get(change.exactness, change.exactness)
-    learned = Message("cluster_advice.other_tokens" if learning == "other tokens" else f"exactness.{learning}")
+    learned = Message(f"exactness.{EXACTNESS_ID[change.exactness]}")
     money = [Quantity(effect.money, "money")] if found.goal == "cost" else []
     return (
         number, short(plan, found, change), verdict_word(effect.verdict),
@@ -190,17 +203,22 @@ def _useless(idle: tuple[Idle, ...]) -> list[Block]:
     ]
 
 
-def _next(plan: ClusterPlan, found: Advices, asked: Asked, advised: tuple[Advice, ...]) -> list[Row]:
-    if not advised:
-        return []
-    change = advised[0]
+def one(plan: ClusterPlan, found: Advices, number: int, asked: Asked) -> Document:
+    """Change `number` (from 1) in full, and the whole command of the run with it."""
+    change = found.advised[number - 1]
+    do = [Verbatim(shlex.join(command(plan, found, change, asked)))]
+    return detail(found, number, short(plan, found, change), (), do)
+
+
+def command(plan: ClusterPlan, found: Advices, change: Advice, asked: Asked) -> tuple[str, ...]:
+    """Return the command that plans the run with a change."""
     changed = options_of(plan, change)
     told = tuple(as_word(name, value) for name, value in changed.items())
     cards = asked.cards if found.keeps_cards(change) else _cards(found, change, asked)
     gpu = ("--gpu", asked.gpu) if asked.gpu != "auto" and cards is asked.cards else ()
     others = ("--used-by-others", asked.others) if asked.others else ()
-    command = "foretrain", "plan", *WORDS.without(asked.words, list(changed)), *told, *gpu, *cards, *others
-    return [Row(Message("first.label.next"), command=(*command, *asked.options(rent=plan.config.price_per_hour)))]
+    words = "foretrain", "plan", *WORDS.without(asked.words, list(changed)), *told, *gpu, *cards, *others
+    return (*words, *asked.options(rent=plan.config.price_per_hour))
 
 
 def _cards(found: Advices, change: Advice, asked: Asked) -> tuple[str, ...]:

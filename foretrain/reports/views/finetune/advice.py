@@ -1,14 +1,29 @@
 """What to change in fine-tuning or in generating text: a row a change, with what planning it says."""
 
+import shlex
 from collections.abc import Sequence
+from itertools import count
 
 from foretrain.advice.asked import Asked
 from foretrain.advice.record import Advice, Advices
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.inference.plan import InferencePlan
 from foretrain.predict.memory import REFUSED
-from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Row, Screen, Section, Table
+from foretrain.reports.document import (
+    Block,
+    Cell,
+    Document,
+    Message,
+    Paragraph,
+    Quantity,
+    Row,
+    Screen,
+    Section,
+    Table,
+    Verbatim,
+)
 from foretrain.reports.views import generation
+from foretrain.reports.views.advice import detail
 from foretrain.reports.views.finetune.screen import (
     MUCH_LONGER,
     assumed_rows,
@@ -25,10 +40,10 @@ LINES = 15
 LEAST, MOST = 4, 5  # changes of the first screen
 
 
-def screen(plan: FineTunePlan | InferencePlan, found: Advices, asked: Asked, count: int | None = None) -> Screen:
-    """The best changes. `count`: how many were asked for."""
+def screen(plan: FineTunePlan | InferencePlan, found: Advices, asked: Asked, most: int | None = None) -> Screen:
+    """The best changes. `most`: how many were asked for."""
     changes = found.advised or found.partial
-    shown = changes[: count or _as_many_as_help(found)]
+    shown = changes[: most or _as_many_as_help(found)]
     rows: list[Row] = []
     if shown and shown[0].effect.verdict not in REFUSED and not asked.quiet:
         rows.append(next_row(plan, shown[0], asked))
@@ -71,6 +86,17 @@ def document(plan: FineTunePlan | InferencePlan, found: Advices, hidden: int) ->
     return Document(_title(plan), Message("finetune.subtitle", {"where": plan.where}), [Section(heading, tuple(said))])
 
 
+def one(plan: FineTunePlan | InferencePlan, found: Advices, number: int, asked: Asked) -> Document:
+    """Change `number` (from 1) in full, and the whole command of the run with it."""
+    change = found.advised[number - 1]
+    do = [Verbatim(shlex.join(command(plan, change, asked)))]
+    return detail(found, number, " ".join(words_of(change)), (), do, "finetune.phase")
+
+
+def command(plan: FineTunePlan | InferencePlan, change: Advice, asked: Asked) -> tuple[str, ...]:
+    return next_row(plan, change, asked).command
+
+
 def _nothing(found: Advices) -> tuple[Paragraph, ...]:
     """That nothing helps, where nothing does, or nothing alone."""
     if not found.advised and not found.partial:
@@ -87,12 +113,13 @@ def _table(found: Advices, changes: Sequence[Advice]) -> Table:
     costs = found.goal == "cost" and found.now.total_s
     fifth = "traced" if traced else "saved" if found.goal == "fit" else "sum" if costs else ""
     names = ["number", "change", "verdict", "needed", *([fifth] if fifth else []), "time_change"]
-    rows = tuple(_row(i, change, fifth) for i, change in enumerate(changes, 1))
+    numbers = ("–" if found.partial else str(number) for number in count(1))
+    rows = tuple(_row(number, change, fifth) for number, change in zip(numbers, changes, strict=False))
     heads = tuple(Message(f"column.{name}") for name in names)
     return Table(heads, rows, frozenset({3, 4, 5}))
 
 
-def _row(number: int, change: Advice, fifth: str) -> tuple[Cell, ...]:
+def _row(number: str, change: Advice, fifth: str) -> tuple[Cell, ...]:
     traced, effect = change.confirmation, change.effect
     verdict = traced.verdict if traced and traced.verdict else effect.verdict
     cells: dict[str, list[Cell]] = {

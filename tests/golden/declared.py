@@ -5,10 +5,12 @@ from .compare import Declared
 CARDS = "generating text on several cards, whose options and words are those of fine-tuning"
 ADVISED = "what to change when a model generates text is advice, as of every run, and not a field of the plan"
 FLOW = "one flow of plan for every kind of run: its questions, --check of --largest and messages are the same"
+PAGE = "the page asks of every kind of run in one way: one form, and jobs at one address"
 SHARDED = "fine-tuning on several cards has a strategy, as pretraining has"
 APPLIED = "--apply shows a change of every kind of run in full"
 DECLARED: tuple[Declared, ...] = (
     Declared("", r"\.strategy$", SHARDED, old=r"^\(nothing\)$"),
+    Declared("serve (start|plans|forms|advice|exact|finetune|cluster|text)", "answers", PAGE),
     Declared("inference", r"fitting$", ADVISED, new=r"^\(nothing\)$"),
     Declared("inference: llama-3.3-70b --inference --gpu 4090", "stdout:", ADVISED),
     Declared("error: inference: plan --inference", r"steps\[2\]", ADVISED),

@@ -49,15 +49,15 @@ Attn = Literal["sdpa", "eager", "flash_attention_2"]
 Loop = Literal["trainer", "trl", "axolotl", "llama-factory", "unsloth", "torchtune", "own"]
 # What the figures of a step of SFT are of another training's. Training on preferences, by reinforcement or from a
 # teacher runs the same blocks, and more beside them. A classifier's head has no logits of the vocabulary, so its step
-# is below; a reward model takes two such sequences of each sample, so nothing is known.
+# is below; a reward model takes two such sequences of each sample, so nothing is known but of TRL's (`rewards`).
 BOUNDS: dict[str, Bound] = {
     "sft": "exact", "pretraining": "exact", "classification": "at_most",
     **dict.fromkeys(("reward", "embedding", "unknown"), "unknown"),
 }  # fmt: skip
 NAMES_OF_TRAINING: dict[str, Training] = {
-    "pt": "pretraining", "rm": "reward", "prm": "reward", "reward_model": "reward", "ipo": "dpo", "online_dpo": "dpo",
-    "bco": "kto", "gspo": "grpo", "gdpo": "grpo", "dapo": "grpo", "gkd": "distillation", "kd": "distillation",
-    "seq_cls": "classification", "reranker": "classification",
+    "pt": "pretraining", "rm": "reward", "prm": "classification", "reward_model": "reward", "ipo": "dpo",
+    "online_dpo": "dpo", "bco": "kto", "gspo": "grpo", "gdpo": "grpo", "dapo": "grpo", "gkd": "distillation",
+    "kd": "distillation", "seq_cls": "classification", "reranker": "classification",
 }  # fmt: skip
 NAMES_OF_OPTIM: dict[str, Optim] = {
     "adamw_hf": "adamw_torch", "adamw_bnb_8bit": "adamw_8bit", "paged_adamw": "paged_adamw_32bit",
@@ -73,8 +73,8 @@ class FineTune(Record):
 
     # fmt: off
     training: Training = _option(
-        "sft", "what is trained for; kinds beside the first two are named and bounded, not planned", group="model",
-        aliases=("stage", "rlhf_type"), choice_names=NAMES_OF_TRAINING, affects=EVERYTHING,
+        "sft", "what is trained for; kinds beside the first two and reward are named and bounded, not planned",
+        group="model", aliases=("stage", "rlhf_type"), choice_names=NAMES_OF_TRAINING, affects=EVERYTHING,
     )
     method: Method = _option(
         "full", "full: all weights; lora, dora: adapters; qlora: adapters over 4-bit weights", group="model",
@@ -197,8 +197,13 @@ class FineTune(Record):
     # fmt: on
 
     @property
+    def rewards(self) -> bool:
+        """Whether TRL's RewardTrainer trains a reward model, of which two sequences are a sample."""
+        return self.training == "reward" and self.loop == "trl"
+
+    @property
     def bound_of_training(self) -> Bound:
-        return BOUNDS.get(self.training, "at_least")
+        return "exact" if self.rewards else BOUNDS.get(self.training, "at_least")
 
     @property
     def bound(self) -> Bound:
@@ -232,11 +237,12 @@ class FineTune(Record):
     def joined(self) -> bool:
         """Whether the rows of a batch become a single one, as TRL packs them: it has no padding, and a mask keeps
         samples apart where the attention does not."""
-        return self.packing and self.loop == "trl"
+        return self.packing and self.loop == "trl" and not self.rewards
 
     def rows(self, batch: int) -> tuple[int, int]:
         """(rows, tokens of each) of a batch of so many sequences."""
-        return (1, batch * self.seq_len) if self.joined else (batch, self.seq_len)
+        rows = 2 * batch if self.rewards else batch
+        return (1, rows * self.seq_len) if self.joined else (rows, self.seq_len)
 
     @property
     def offloads(self) -> bool:
@@ -250,7 +256,7 @@ class FineTune(Record):
     @property
     def tokens_per_step(self) -> int:
         """Tokens of an optimizer step of all cards, with full sequences."""
-        return self.seq_len * self.batch_size * self.grad_accum * self.world
+        return math.prod(self.rows(self.batch_size)) * self.grad_accum * self.world
 
     @property
     def steps(self) -> int | None:
@@ -267,7 +273,8 @@ ASKED: Mapping[str, Any] = {"seq_len": 2048, "batch_size": 1, "gradient_checkpoi
 def asked(facts: ModelFacts | None, values: Mapping[str, Any]) -> FineTune:
     """The run of a model that is asked about with these options and no trainer's file."""
     longest = facts.max_positions if facts else ASKED["seq_len"]
-    return FineTune.model_validate({**ASKED, "seq_len": min(ASKED["seq_len"], longest), **values})
+    loop = {"loop": "trl"} if values.get("training") == "reward" else {}
+    return FineTune.model_validate({**ASKED, **loop, "seq_len": min(ASKED["seq_len"], longest), **values})
 
 
 FINETUNE_OPTIONS = options_of(FineTune)

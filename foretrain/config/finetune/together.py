@@ -29,6 +29,7 @@ _IDLE = (
     _Idle(("offload_checkpoints",), "unsloth", lambda tune: not tune.unsloth and tune.loop != "unsloth", noted=True),
     _Idle(("offload_checkpoints", "reentrant"), "checkpointing", lambda tune: not tune.gradient_checkpointing),
     _Idle(("strategy",), "cards", lambda tune: tune.world == 1),
+    _Idle(("packing", "lora_dropout"), "rewards", lambda tune: tune.rewards),
     _Idle(("padded",), "packing", lambda tune: tune.packing),
     _Idle(_EVALUATION, "evaluate", lambda tune: not tune.evaluate),
     _Idle(("eval_accumulation_steps",), "logits", lambda tune: not tune.keeps_logits),

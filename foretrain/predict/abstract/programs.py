@@ -106,6 +106,7 @@ class Loader:
         functional = _namespace("torch.nn.functional", {
             **{name: getattr(operations, name) for name in FUNCTIONS}, "scaled_dot_product_attention": attention,
             "pad": operations.pad, "softmax": eager.softmax, "grouped_mm": routing.grouped_mm,
+            "logsigmoid": eager.silu,  # which saves its input, too
         })  # fmt: skip
         parts = {name: getattr(modules, name) for name in LAYERS}
         nn = _namespace("torch.nn", {**parts, "Parameter": _parameter, "init": init, "functional": functional})

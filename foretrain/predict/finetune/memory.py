@@ -241,7 +241,8 @@ class SimulatedFineTuning(Remains):
         if phase == "first_step" and not tune.adapters:  # nothing was prepared
             self.t.phase(phase)
         batches = [self.batch() for _ in range(min(MICRO_BATCHES, tune.grad_accum))]
-        self.t.free(self.t.alloc("temporaries", self.t.size(9, "B", "T")))  # which of them count, and how many
+        if not tune.rewards:
+            self.t.free(self.t.alloc("temporaries", self.t.size(9, "B", "T")))  # which of them count, and how many
         self.t.phase(phase)
         for number, batch in enumerate(batches, 1):
             self.t.free(*self.held)
@@ -305,7 +306,8 @@ class SimulatedFineTuning(Remains):
         self.t.phase("evaluate")
         self.t.use(symbols_of(self.facts, tune, self.gpu, tune.eval_batch_size))
         most = tune.eval_accumulation_steps or tune.eval_batches
-        collected = Collected(self.t, self.program.logit_bytes, most, tune.world)
+        letters = "B" if tune.rewards else "BTV"
+        collected = Collected(self.t, self.program.logit_bytes, most, tune.world, letters)
         before: list[Tensor] = []  # the last batch, until the next one was used
         for number in numbers(tune.eval_batches):
             batch = self.batch()
@@ -324,8 +326,8 @@ class SimulatedFineTuning(Remains):
         self.t.use(self.symbols)
 
     def batch(self) -> list[Tensor]:
-        """Token ids, labels and a mask; where all rows are one, positions, and of which sample each token is."""
-        found = [self.t.alloc("batch", self.t.size(8, "B", "T")) for _ in range(3)]
+        """Token ids, a mask and labels; where all rows are one, positions, and of which sample each token is."""
+        found = [self.t.alloc("batch", self.t.size(8, "B", "T")) for _ in range(2 if self.tune.rewards else 3)]
         return [*found, self.t.alloc("batch", self.t.size(4, "B", "T"))] if self.tune.joined else found
 
     # -- parts ---------------------------------------------------------------------------------------------

@@ -258,8 +258,8 @@ class Collected:
     """What was collected so far, of all cards. `most`: batches after which all goes to the host
     (eval_accumulation_steps)."""
 
-    def __init__(self, t: Timeline, item_bytes: int, most: int, cards: int = 1) -> None:
-        self.t, self.item_bytes, self.most = t, cards * item_bytes, most
+    def __init__(self, t: Timeline, item_bytes: int, most: int, cards: int = 1, letters: str = "BTV") -> None:
+        self.t, self.item_bytes, self.most, self.letters = t, cards * item_bytes, most, letters
         self.count = 0
         self.joined: list[Tensor] = []
         self.last: list[Tensor] = []  # after the first batch the same tensor as `joined`
@@ -287,4 +287,4 @@ class Collected:
         self.count, self.joined, self.last = 0, [], []
 
     def _of(self, batches: int) -> Tensor:
-        return self.t.alloc("logits", self.t.size(batches * self.item_bytes, "B", "T", "V"))
+        return self.t.alloc("logits", self.t.size(batches * self.item_bytes, *self.letters))

@@ -156,6 +156,8 @@ def untimed(plan: FineTunePlan, **options: object) -> FineTunePlan:
     """The same with other options and without its time: a search asks for the memory of many runs. Raises UserError
     for what this model or card cannot have."""
     tune = resolved(plan.facts, FineTune.model_validate({**plan.tune.model_dump(), **options}), plan.gpu)
+    if plan.tune.rewards and not tune.rewards:
+        raise UserError("usage.reward_kernels", option=f"--loop {tune.loop}")
     ledger = estimated(plan.facts, tune, plan.gpu)
     memory = bounded(ledger.judged(plan.available_bytes, plan.gpu.memory_bytes), plan.bound)
     counts = FineTuneCounts.of(ledger)
@@ -192,6 +194,10 @@ def resolved(facts: ModelFacts, tune: FineTune, gpu: Gpu) -> FineTune:
     if not tune.adapters and dtype == "float16" and tune.amp == "fp16":
         raise UserError("usage.fp16_weights")
     check_saved(facts, tune)
+    if tune.rewards and facts.model_type in WITHOUT_SCORE:
+        raise UserError("usage.reward_model", model=facts.model_type)
+    if tune.rewards and (tune.liger or tune.unsloth):
+        raise UserError("usage.reward_kernels", option="--unsloth" if tune.unsloth else "--liger")
     # The loss reads the head's weight, which nothing has gathered: accelerate finds no norm to gather it with.
     alone = not facts.tied and facts.model_type not in NORM_IN_HEAD
     if tune.sharded and tune.loop == "trl" and tune.adapters and alone:
@@ -249,6 +255,8 @@ def notes_of(
         note("vision_frozen")
     if tune.compile and not is_known(facts, tune, gpu):
         note("finetune_compile")
+    if tune.rewards:
+        note("finetune_pairs", batch=tune.batch_size, rows=2 * tune.batch_size)
     if tune.joined and tune.attn != "flash_attention_2":
         _, tokens = tune.rows(tune.batch_size)
         note("packed_mask", tokens=tokens, size=tokens**2)
@@ -272,6 +280,7 @@ def _liger_notes(facts: ModelFacts, tune: FineTune) -> list[Note]:
 
 
 EXPERTS = {"expert_gate_up", "expert_down"}  # roles of their adapters
+WITHOUT_SCORE = ("granite", "olmoe")  # families without a ForSequenceClassification in transformers 5.23
 
 
 def expert_notes(facts: ModelFacts, tune: FineTune) -> list[Note]:

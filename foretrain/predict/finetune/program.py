@@ -63,6 +63,12 @@ def grouped_matmul(gpu: Gpu) -> str:
     return "looped" if gpu.capability >= (8, 0) else "own"
 
 
+def with_score(facts: ModelFacts) -> ModelFacts:
+    """A model whose head is one of its own, with one output; TRL sets its modules of dropout to 0 (disable_dropout)."""
+    off = ("embedding_dropout", "residual_dropout", *(["attention_dropout"] if facts.model_type == "gpt2" else []))
+    return facts.model_copy(update={"tied": False, "balanced": False, **dict.fromkeys(off, 0.0)})
+
+
 class Lettered:
     """The facts of a model whose sizes know their letters, with as many layers as are run."""
 
@@ -85,6 +91,7 @@ class Program:
     """A model as one way to fine-tune it runs. `weights`: all parameters, by name; frozen ones want no gradient."""
 
     def __init__(self, facts: ModelFacts, tune: FineTune, gpu: Gpu) -> None:
+        facts = with_score(facts) if tune.rewards else facts
         self.facts, self.tune, self.attention = facts, tune, partial(attention_kernel, facts, tune, gpu)
         self.cuda, self.grouped = gpu.kind == "cuda", grouped_matmul(gpu)
         card = m.Card(self.cuda, gpu.capability, gpu.sm_count or 1, gpu.memory_bytes or 1 << 34)
@@ -143,8 +150,10 @@ class Program:
         """The model with so many layers; `masked`: its attention has a mask in any case."""
         tune, linear = self.tune, loader.load("foretrain.model.hub.linear")
         decoder = loader.load("foretrain.model.hub.decoder")
+        kind = loader.load("foretrain.model.hub.reward").RewardModel if tune.rewards else decoder.Decoder
         modules.weights.set(self.dtype)
-        adapter = linear.Adapter(Dim(tune.lora_r, 1, ("r",)), tune.lora_dropout, self.wide, tune.method == "dora")
+        dropout = 0.0 if tune.rewards else tune.lora_dropout
+        adapter = linear.Adapter(Dim(tune.lora_r, 1, ("r",)), dropout, self.wide, tune.method == "dora")
         bits = 4 if tune.method == "qlora" else 8
         packed = linear.Packed(self.low or self.dtype, self.dtype, tune.double_quant, bits, not tune.reentrant)
         kept = packed if tune.quantized else None
@@ -157,7 +166,7 @@ class Program:
         ways = {"checkpointing": tune.gradient_checkpointing, "reentrant": tune.reentrant, "offloads": tune.offloads}
         written = tune.attn == "eager" and not build.fast_blocks
         facts = Lettered(self.facts, tune, layers, written=written, masked=masked)
-        model = decoder.Decoder(facts, build, **ways, keeps_logits=tune.keeps_logits, tiled=self.tiled)
+        model = kind(facts, build, **ways, keeps_logits=tune.keeps_logits, tiled=self.tiled)
         model.returns_logits = tune.loop == "own"
         self._prepare(model)
         modules.weights.set(float32)

@@ -54,7 +54,8 @@ def _problem(tune: FineTune, gpu: Gpu) -> str:
         "load_in_8bit": tune.load_in_8bit, "unsloth": tune.unsloth, "use_liger_kernel": tune.liger,
         "torch_compile": tune.compile, "use_reentrant": tune.gradient_checkpointing and tune.reentrant,
         "modules_to_save": bool(tune.lora_saved), f"optim = {tune.optim}": tune.optim not in SHARDED_OPTIMIZERS,
-        gpu.name: gpu.kind != "cuda", "fine-tuning": tune.strategy not in ("fsdp", "fsdp_no_reshard"),
+        "training = reward": tune.rewards, gpu.name: gpu.kind != "cuda",
+        "fine-tuning": tune.strategy not in ("fsdp", "fsdp_no_reshard"),
     }  # fmt: skip
     return next((what for what, on in asks.items() if on), "") if tune.strategy != "ddp" else ""
 

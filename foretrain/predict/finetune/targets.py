@@ -94,6 +94,7 @@ def unknown_names(facts: ModelFacts, tune: FineTune) -> list[str]:
         return []
     known = {*FORMER.get(facts.model_type, {}), *ALL}
     names = [*names_in(tune.lora_targets), *names_in(tune.lora_saved)]
+    known |= {"score"} if tune.rewards else set()
     names = [name for name in names if name not in known and name.rpartition(".")[2] not in ENDS]
     return [name for name in names if name not in _of_model(facts, set(names))]
 
@@ -178,7 +179,8 @@ def own_words(model_type: str, name: str) -> list[str]:
 
 
 def _asked(tune: FineTune) -> tuple[str, ...]:
-    return tuple(names_in(tune.lora_saved)) if tune.adapters else ()
+    score = ["lm_head"] if tune.rewards else []  # as the decoder names it; peft always trains it (SEQ_CLS)
+    return (*names_in(tune.lora_saved), *score) if tune.adapters else ()
 
 
 def is_saved(facts: ModelFacts, tune: FineTune, parameter: str) -> bool:

@@ -184,7 +184,7 @@ def _optimizer_s(work: StepWork, rates: Rates) -> Callable[[float, float], float
 # Options that change how a step runs and not what it needs: the model's plain code, one sample a row.
 PLAIN: dict[str, Any] = {
     "gradient_checkpointing": False, "offload_checkpoints": False, "liger": False, "unsloth": False, "compile": False,
-    "packing": False, "padded": False, "attn": "sdpa", "loop": "trainer", "grad_accum": 1, "optim": "sgd",
+    "packing": False, "padded": False, "attn": "sdpa", "grad_accum": 1, "optim": "sgd",
     "max_grad_norm": 0.0, "lora_dropout": 0.0, "evaluate": False, "keeps_logits": False, "max_steps": 0, "epochs": 0.0,
     "dataset_tokens": 0, "world": 1, "per_node": 0, "link": "", "network": "",
 }  # fmt: skip
@@ -194,7 +194,7 @@ MOST_KEPT = 128
 def model_flops(facts: ModelFacts, tune: FineTune, gpu: Gpu) -> int:
     """FLOPs of one optimizer step of all its micro-batches, a multiply-add counted as two. A dense model that is
     trained whole needs 6·N + 12·L·H·D·T a token, with the N parameters of its matrices, the head among them."""
-    plain = tune.model_copy(update=PLAIN)
+    plain = tune.model_copy(update={**PLAIN, "loop": tune.loop if tune.rewards else "trainer"})
     return (
         tune.world * tune.grad_accum * _counted(facts.model_dump_json(), plain.model_dump_json(), gpu.model_dump_json())
     )

@@ -23,7 +23,7 @@ _TRAINER = re.compile(r"(\w+?)(Config|Trainer)")
 _TRAININGS = {
     "SFT": "sft", "DPO": "dpo", "OnlineDPO": "dpo", "XPO": "dpo", "NashMD": "dpo", "KTO": "kto", "BCO": "kto",
     "ORPO": "orpo", "CPO": "cpo", "GRPO": "grpo", "RLOO": "rloo", "PPO": "ppo", "PPOv2": "ppo", "Reward": "reward",
-    "PRM": "reward", "GKD": "distillation", "MiniLLM": "distillation", "SDFT": "distillation",
+    "PRM": "classification", "GKD": "distillation", "MiniLLM": "distillation", "SDFT": "distillation",
     "SentenceTransformer": "embedding",
 }  # fmt: skip
 _NO_TRAINING = ("Model", "Script", "Judge")  # of TRL's configs

@@ -70,6 +70,8 @@ def preferences(table: Table) -> None:
             training(table, "dpo" if losses & _DPO else "unknown", "loss_type")
     if losses != {"dft"}:
         table.take("loss_type")
+    if table.found.values.get("training") == "reward" and not table.flag("disable_dropout", default=True):
+        table.unplanned("disable_dropout", False, bound="at_least")
     if table.found.values.get("training") in ("grpo", "rloo"):
         length = [
             table.take(key, default) for key, default in (("max_prompt_length", 0), ("max_completion_length", 256))

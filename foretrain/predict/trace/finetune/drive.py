@@ -158,12 +158,14 @@ class Run:
         return (tune.grad_accum * STEPS + 1) * tune.batch_size, tune.eval_batches * tune.eval_batch_size
 
     def batch(self, samples: list[Any]) -> dict[str, Tensor]:
-        """Return token ids, a mask and labels. A padded batch's mask has zeros, whose value the trace knows."""
-        shape = (len(samples), self.tune.seq_len)
+        """Return token ids, a mask and labels, which pairs for a reward model have none of. A padded batch's mask has
+        zeros, whose value the trace knows.
+        """
+        shape = self.tune.rows(len(samples))
         mask = torch.zeros if self.tune.padded and not self.tune.packing else torch.ones
         found = {
             "input_ids": torch.zeros(shape, dtype=torch.int64), "attention_mask": mask(shape, dtype=torch.int64),
-            "labels": torch.zeros(shape, dtype=torch.int64),
+            **({} if self.tune.rewards else {"labels": torch.zeros(shape, dtype=torch.int64)}),
         }  # fmt: skip
         for name, tensor in found.items():
             self.tracer.tag(tensor, "batch", name)
@@ -310,7 +312,8 @@ def adapter_config(tune: FineTune) -> Any:
     targets = [name.strip() for name in tune.lora_targets.split(",") if name.strip()]
     saved = [name.strip() for name in tune.lora_saved.split(",") if name.strip()]
     return peft.LoraConfig(
-        r=tune.lora_r, lora_alpha=2 * tune.lora_r, lora_dropout=tune.lora_dropout, task_type="CAUSAL_LM",
+        r=tune.lora_r, lora_alpha=2 * tune.lora_r, lora_dropout=tune.lora_dropout,
+        task_type="SEQ_CLS" if tune.rewards else "CAUSAL_LM",
         target_modules="all-linear" if any(name in ALL_LINEAR for name in targets) else targets,
         modules_to_save=saved or None, use_dora=tune.method == "dora",
     )  # fmt: skip

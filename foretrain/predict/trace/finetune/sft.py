@@ -1,4 +1,4 @@
-"""TRL's SFTTrainer as the loop of a traced run: its preparation of the model, its loss and its metrics.
+"""TRL's trainers as the loop of a traced run: their preparation of the model, their loss and their metrics.
 
 Triton's kernels compute its loss in tiles and allocate nothing: the tensors of trl/kernels/chunked_logprob.py are all.
 Only the kernels are left out.
@@ -13,6 +13,8 @@ import trl.trainer.utils
 from datasets import Dataset
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast, Trainer
+from trl.trainer.reward_config import RewardConfig
+from trl.trainer.reward_trainer import RewardTrainer
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
@@ -25,9 +27,17 @@ except ImportError:  # trl before 1.13
     chunked_logprob = None
 
 
-class MarkedSft(Marking, SFTTrainer):
+class MarkingTrl(Marking):
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Write none: it takes no memory."""
+
+
+class MarkedSft(MarkingTrl, SFTTrainer):
+    pass
+
+
+class MarkedReward(MarkingTrl, RewardTrainer):
+    pass
 
 
 class _Kernel:
@@ -52,18 +62,18 @@ def on_a_card() -> AbstractContextManager[Any]:
 
 
 def trainer(run: Run, model: Any, folder: str) -> Trainer:
-    """Return SFTTrainer with the model as it was loaded: the trainer makes the adapters."""
-    train, evaluate = (Dataset.from_dict({"input_ids": [[0]] * count}) for count in run.samples)
-    packing = run.tune.packing
-    given = run.common(
-        folder, SFTConfig, max_length=None, dataset_kwargs={"skip_prepare_dataset": True}, packing=packing
-    )
-    found = MarkedSft(
+    """Return SFTTrainer or RewardTrainer with the model as it was loaded: the trainer makes the adapters."""
+    rewards, joined = run.tune.rewards, run.tune.joined
+    columns = ("chosen_ids", "rejected_ids") if rewards else ("input_ids",)
+    train, evaluate = (Dataset.from_dict({name: [[0]] * count for name in columns}) for count in run.samples)
+    own = {} if rewards else {"dataset_kwargs": {"skip_prepare_dataset": True}, "packing": joined}
+    given = run.common(folder, RewardConfig if rewards else SFTConfig, max_length=None, **own)
+    found = (MarkedReward if rewards else MarkedSft)(
         model=model, train_dataset=train, eval_dataset=evaluate, processing_class=_tokenizer(),
         peft_config=adapter_config(run.tune) if run.tune.adapters else None,
-        **{**given, "data_collator": None if packing else run.batch},
+        **{**given, "data_collator": None if joined else run.batch},
     )  # fmt: skip
-    if packing:  # which takes no other collator
+    if joined:  # which takes no other collator
         found.data_collator = partial(_packed, run)
     found.run = run
     return found

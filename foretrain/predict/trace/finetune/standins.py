@@ -69,7 +69,9 @@ def compute_dtype(dtype: torch.dtype, tune: FineTune) -> torch.dtype:
 def loaded(written: dict[str, Any], tune: FineTune, device: torch.device) -> PreTrainedModel:
     """Return the model as from_pretrained leaves it; quantized ones are on the device, others on the host."""
     config, dtype = config_of(written), dtype_of(written, tune)
-    kind: Any = AutoModelForCausalLM._model_mapping[type(config)]
+    config.num_labels = 1  # of a reward model
+    auto: Any = transformers.AutoModelForSequenceClassification if tune.rewards else AutoModelForCausalLM
+    kind = auto._model_mapping[type(config)]
     shapes = _checkpoint_tensors(kind, config, dtype)
     quantized: dict[str, Any] = {}
     if tune.method == "qlora":

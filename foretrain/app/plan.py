@@ -153,7 +153,7 @@ def make_plan(
     data_of: DataOf = data_of_config, by: Callable[..., Plan] = predict_plan,
 ) -> Plan:  # fmt: skip
     """The plan of a resolved config on a target, with the dataset of this machine where it is there. `data_of`: what
-    looks for the dataset; `by`: what plans (app/kept has another)."""
+    looks for the dataset; `by`: what plans (app/kept_answers has another)."""
     data = data_of(resolved)
     config = data.config
     if step_time is not None and logged_mfu is not None:

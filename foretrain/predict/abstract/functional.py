@@ -30,6 +30,7 @@ from foretrain.predict.abstract.views import (
     reduced,
     result_of,
     transpose,
+    unsqueeze,
 )
 from foretrain.predict.estimate.kernel_buffers import Dimension, Processors, reduction_bytes
 
@@ -163,7 +164,7 @@ def cat(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
 
 
 def stack(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
-    return cat([part.unsqueeze(dim) for part in parts], dim)
+    return cat([unsqueeze(part, dim) for part in parts], dim)
 
 
 def _unary(save: str, kind: str, backward: str) -> Callable[[Tensor], Tensor]:

@@ -128,7 +128,7 @@ def test_cards_beside_each_other(browser: Browser, served: tuple[str, Path]) -> 
     with opened(browser, served[0]) as page:
         answered(page)
         page.get_by_role("heading", name="Compare cards").click()
-        page.get_by_label("RTX 3090 · 24.00 GiB", exact=True).check()
+        page.get_by_label("RTX 3090 · 23.56 GiB", exact=True).check()
         page.get_by_role("button", name="Compare", exact=True).click()
         expect(page.locator(".cards table").first).to_contain_text("RTX 3090")
 

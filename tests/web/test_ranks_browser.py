@@ -42,7 +42,7 @@ def test_two_cards_are_typed_shared_and_given_up_again(browser: Browser, link: s
         assert again.get_by_label("Number of cards").input_value() == "2"
         again.close()
         page.get_by_label("Number of cards").fill("two")
-        expect(page.locator(".errors")).to_contain_text("must be a whole number")
+        expect(page.locator(".errors")).to_contain_text("must be a count")
         page.get_by_label("Number of cards").fill("1")
         expect(page.locator(".picture:visible").first).to_be_visible()
         answered(page)

@@ -26,7 +26,7 @@ from typing import Any, ClassVar
 
 from common import RESULTS, arguments, report
 
-from foretrain.web.fields import fields
+from foretrain.web.calls import fields
 from foretrain.web.routes import files
 
 PRESETS = ("gpt2-124m", "gpt2-774m")

@@ -117,7 +117,14 @@ def _together(tries: Tries, members: Members, alone: Sequence[Tried]) -> tuple[A
     weakest = tuple(sorted(members, key=lambda id: -one[id].needed_bytes))
     made = {each.ids: each for by in (dearest, weakest) for each in reduced(by, kept, milder)}
     found = sorted((_of(tries.plan, each) for each in made.values()), key=_rank)
-    return tuple(each for each in found if not any(set(other.rules) < set(each.rules) for other in found))
+    smallest = [each for each in found if not any(set(other.rules) < set(each.rules) for other in found)]
+    if len(smallest) == 1:  # another way: something else in the place of one of its changes, such as another loop
+        ids = smallest[0].rules
+        rivals = ((id, other) for id in ids if id in one for other in one if one[other].clashes(one[id]))
+        swaps = (tuple(other if each == id else each for each in ids) for id, other in rivals if other not in ids)
+        other_way = next((each for swap in swaps if (each := kept(swap, False))), None)
+        smallest += [_of(tries.plan, other_way)] if other_way else []
+    return tuple(sorted(smallest, key=_rank))
 
 
 def _strongest(tries: Tries, alone: Sequence[Tried]) -> list[Members]:

@@ -3,8 +3,9 @@
 The command line, the page, the demo and reports plan through `make_plan`, so that they agree.
 """
 
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -18,14 +19,33 @@ from foretrain.config.resolve import ResolvedConfig, Trainer, from_values, resol
 from foretrain.config.shape import ModelShape
 from foretrain.config.words import Vocabulary, as_word
 from foretrain.data.corpus import ConfigData, data_of_config
+from foretrain.data.dataset import DatasetInfo
 from foretrain.hardware import devices
 from foretrain.hardware.catalogue import NANOGPT_PEAK_FLOP_PER_S, DetectedGpu, Gpu, detect, stated_bytes
 from foretrain.hardware.cluster import cluster
 from foretrain.hardware.devices import Target
-from foretrain.predict.data_notes import data_notes
-from foretrain.predict.plan import Plan, available
+from foretrain.predict.plan import Note, Plan, available
 from foretrain.predict.plan import plan as predict_plan
 from foretrain.predict.spec import choose_dtype
+
+
+def data_notes(config: RunConfig, info: DatasetInfo | None) -> Iterator[Note]:
+    """Of a dataset that is here and was prepared by foretrain, or is a mixture."""
+    if info is None or info.format not in ("foretrain", "mix") or config.eval_only:
+        return
+    tokens = config.max_iters * config.tokens_per_step
+    for part in info.parts:
+        values = {"name": part.dataset.name, "share": part.weight, "tokens": part.dataset.train_tokens}
+        yield Note(id="mix_part", values={**values, "epochs": tokens * part.weight / part.dataset.train_tokens})
+    if info.parts or not info.train_tokens:
+        return
+    epochs = tokens / info.train_tokens
+    if config.data_order == "random":
+        # A token is missed by one row with probability 1 - block / tokens, and rows are drawn independently.
+        yield Note(id="data_random", values={"epochs": epochs, "seen": -math.expm1(-epochs)})
+    else:
+        yield Note(id="data_epochs", values={"epochs": epochs, "block": config.block_size})
+
 
 # How a config can be given: a name or path, words of the command line, options by name, or made already.
 Config = str | Path | list[str] | tuple[str, ...] | Mapping[str, Any] | RunConfig | ResolvedConfig

@@ -78,8 +78,8 @@ class PlanRequest(Protocol):
 
 @dataclass(frozen=True)
 class PretrainingRequest:
-    """A config on one card, or on each of several. `by`: what plans; kept_answers.py has another. `data_of`: what looks for
-    its dataset."""
+    """A config on one card, or on each of several. `by`: what plans; kept_answers.py has another. `data_of`: what
+    looks for its dataset."""
 
     resolved: ResolvedConfig
     cards: Cards

@@ -1,6 +1,9 @@
 """The routes of the page: its files, and a small JSON interface that knows nothing of how it is drawn."""
 
 import gzip
+import secrets
+import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import cache
@@ -18,11 +21,74 @@ from starlette.routing import Route
 from foretrain.base import bugs
 from foretrain.base.errors import UserError
 from foretrain.base.messages import say
-from foretrain.web import answers, calls, comparison, jobs, runs
-from foretrain.web.answers import Made, answered
-from foretrain.web.form import Form
+from foretrain.predict.trace import service
+from foretrain.web import answers, calls, child, comparison, runs
+from foretrain.web.answers import SCHEMA, Made, answered
+from foretrain.web.form import Form, line_of
 from foretrain.web.guard import App, Guard, Receive, Scope, Send
 from foretrain.web.language import Speaking
+
+WAIT_S = 1.0
+_KEPT = 4
+
+
+class Job:
+    """One form that a process works on. `work`: what of child.WORK."""
+
+    def __init__(self, work: str, form: Form) -> None:
+        self.id, self.work, self._begun = secrets.token_hex(8), work, time.monotonic()
+        self._child = child.Child(work, form.model_dump(mode="json"))
+        self.stop = self._child.stop
+
+    def told(self, wait_s: float) -> Made:
+        """Return the answer, waited for so long; else 202 and how far it is. Raises UserError where there is none."""
+        if not self._child.finished(wait_s):
+            seconds, progress = int(time.monotonic() - self._begun), self._child.progress
+            return 202, {"schema": SCHEMA, "job": self.id, "seconds": seconds, "progress": progress}
+        if self._child.failure:
+            raise UserError("page.failed", reason=self._child.failure)
+        status, answer = self._child.answer
+        return status, answer
+
+
+class Jobs:
+    def __init__(self) -> None:
+        self._turn = threading.Lock()
+        self._jobs: dict[str, Job] = {}
+
+    def advise(self, form: Form) -> Made:
+        """Begin to look for changes. Raises UserError for what cannot be asked."""
+        line_of(form).request()
+        return self._begun("advice", form).told(WAIT_S)
+
+    def trace(self, form: Form) -> Made:
+        """Begin to trace a form. Raises UserError for what cannot be planned, and where nothing can be traced here."""
+        calls.to_trace(form)
+        if reason := why_not():
+            raise UserError("environment.no_trace", reason=reason)
+        return self._begun("exact", form).told(0.0)
+
+    def _begun(self, work: str, form: Form) -> Job:
+        with self._turn:
+            self.stop(work)
+            job = Job(work, form)
+            self._jobs = dict([*list(self._jobs.items())[1 - _KEPT :], (job.id, job)])
+            return job
+
+    def get(self, id: str) -> Job | None:
+        return self._jobs.get(id)
+
+    def stop(self, work: str = "") -> None:
+        """Stop all of this kind of work; of every kind where none is named."""
+        for job in self._jobs.values():
+            if work in ("", job.work):
+                job.stop()
+
+
+def why_not() -> str:
+    """'' where exact answers can be had here, else the sentence that says why not."""
+    return service.why_not()
+
 
 _PACKED = {"content-encoding": "gzip", "vary": "accept-encoding"}
 _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
@@ -136,7 +202,7 @@ class Telling:
 
 class _Handlers:
     def __init__(self, known: runs.Runs) -> None:
-        self._runs, self.jobs, self.comparer = known, jobs.Jobs(), comparison.Comparer(known)
+        self._runs, self.jobs, self.comparer = known, Jobs(), comparison.Comparer(known)
         self.answering: dict[str, Callable[[bytes], Made]] = {  # a body that is posted to a path
             **calls.POSTED,
             "/api/advice": lambda body: answered(body, Form, self.jobs.advise),
@@ -145,7 +211,7 @@ class _Handlers:
         }
 
     async def start(self, request: Request) -> Response:
-        found = await _answer(lambda: (200, calls.start(jobs.why_not())))
+        found = await _answer(lambda: (200, calls.start(why_not())))
         if not _takes_gzip(request):
             return found
         packed = gzip.compress(found.body, 6, mtime=0)
@@ -157,7 +223,7 @@ class _Handlers:
 
     async def job(self, request: Request) -> Response:
         job = self.jobs.get(request.path_params["id"])
-        return _refusal("missing", 404) if job is None else await _answer(lambda: job.told(jobs.WAIT_S))
+        return _refusal("missing", 404) if job is None else await _answer(lambda: job.told(WAIT_S))
 
     async def stop(self, request: Request) -> Response:
         job = self.jobs.get(request.path_params["id"])

@@ -256,7 +256,7 @@ def test_times_of_a_change_are_plain(slower: float, longer: float, text: str) ->
         needed_bytes=1, saved_bytes=0, allocated_bytes=1, available_bytes=2, verdict="fits", phases=(), step_s=1.0,
         total_s=1.0, slower=slower, longer=longer, money=None, source="x",
     )  # fmt: skip
-    said = advice_view._time(effect).text()
+    said = advice_view._time(effect, for_a_token=False).text()
     assert text in said
     assert "0.0 %" not in said
 

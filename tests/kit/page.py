@@ -19,7 +19,7 @@ from foretrain.hardware.catalogue import find
 from foretrain.predict.plan import plan
 from foretrain.runs.folder import RunDirectory
 from foretrain.runs.record import TrainedRun
-from foretrain.web import guard, jobs, routes
+from foretrain.web import guard, routes
 from tests.kit.command import REPO
 from tests.kit.tiny import tiny
 
@@ -27,7 +27,7 @@ from tests.kit.tiny import tiny
 @pytest.fixture
 def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(jobs, "WAIT_S", 600.0)  # a busy machine changes no answer
+    monkeypatch.setattr(routes, "WAIT_S", 600.0)  # a busy machine changes no answer
     write_run(tmp_path / "runs" / "baby")
     with TestClient(routes.create_app(PORT, TOKEN, [tmp_path / "runs"]), base_url=ORIGIN) as made:
         yield made

@@ -76,7 +76,7 @@ from foretrain.config.checks import effect_of
 from foretrain.config.options import step_options
 from foretrain.config.resolve import from_text, resolve, to_toml
 from foretrain.predict.tuned_steps import SAME
-from foretrain.web.fields import fields
+from foretrain.web.calls import fields
 
 resolved = resolve(["gpt2-124m", "--z-loss", "0.25"])
 print(json.dumps({

@@ -59,7 +59,7 @@ from foretrain.reports.views import limits as limits_view
 from foretrain.reports.views import log as log_view
 from foretrain.reports.views import plan as plan_view
 from foretrain.runs.training_log import read_log
-from foretrain.web import fields
+from foretrain.web import calls
 from tests.kit import translations
 from tests.kit.command import REPO, foretrain
 from tests.kit.language import ARABIC, BRACKETS, ENGLISH, SAME, pretending, unsaid
@@ -480,7 +480,7 @@ def visible(view: Callable[[], Document], id: str) -> str:
 
 def test_the_form_is_said_in_its_language(pretence: None) -> None:
     with messages.speaking(BRACKETS):
-        for field in fields.fields():
+        for field in calls.fields():
             assert field["help"].startswith("⟦"), field["name"]
             assert not field["unit"] or field["unit"].startswith("⟦"), field["unit"]
     result = foretrain("plan", "baby", "--show-config", "--lang", BRACKETS)

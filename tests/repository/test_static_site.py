@@ -28,7 +28,7 @@ from foretrain.base.messages import say
 from foretrain.config.presets import PRESETS, models
 from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import catalogue
-from foretrain.web import calls, fields, form, routes
+from foretrain.web import calls, form, routes
 from tests.kit.browser import answered, files_served, in_chromium, needs
 from tests.kit.browser import browser as chromium
 from tests.kit.command import REPO
@@ -49,7 +49,7 @@ __all__ = ["chromium"]  # a fixture that holds here, too
 def drawn(random: random.Random) -> dict[str, Any]:
     """A form as somebody might leave it: a preset or none, a card, some knobs at some of their stops or choices."""
     chosen = random.sample(
-        [f for f in fields.fields() if f["stops"] or f["choices"] or f["type"] == "bool"], random.randint(0, 6)
+        [f for f in calls.fields() if f["stops"] or f["choices"] or f["type"] == "bool"], random.randint(0, 6)
     )
     values = {}
     for field in chosen:
@@ -67,7 +67,7 @@ def tunings() -> list[tuple[str, dict[str, Any]]]:
     kind, config = {"kind": "fine-tuning"}, json.dumps(dict(models()["qwen3-0.6b"].config))
     asked: list[tuple[str, dict[str, Any]]] = [("/api/form", kind)]
     for _ in range(14):
-        chosen = drawing.sample(fields.fields("fine-tuning"), drawing.randint(1, 7))
+        chosen = drawing.sample(calls.fields("fine-tuning"), drawing.randint(1, 7))
         values = {f["name"]: str(drawing.choice(f["stops"] or f["choices"] or ["true", "2"])) for f in chosen}
         card, others = drawing.choice(list(catalogue())), drawing.choice(["", "2GB", "2 chairs"])
         named = {"model": drawing.choice(small), "values": values, "gpu": card, "others": others}
@@ -132,7 +132,7 @@ def test_without_http_the_answers_are_the_same(client: TestClient) -> None:
 def test_the_planner_asks_nothing_of_its_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(form, "NO_MACHINE", True)
     start = json.loads(calls.begin("en"))
-    assert [device["id"] for device in fields.devices()] == list(catalogue())
+    assert [device["id"] for device in calls.devices()] == list(catalogue())
     assert (start["no_runs"], start["no_exact"]) == (say("page.site.no_runs"), say("page.site.no_exact"))
     for name in (form.HERE, form.CPU):
         status, answer = json.loads(calls.post("/api/plan", json.dumps({"gpu": name}), "en"))

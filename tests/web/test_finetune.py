@@ -34,7 +34,7 @@ from foretrain.reports.views.finetune import limits as cards_view
 from foretrain.reports.views.finetune import screen as screen_view
 from foretrain.reports.views.finetune import whole as whole_view
 from foretrain.reports.views.shared import card_memory
-from foretrain.web import calls, fields, jobs
+from foretrain.web import calls, routes
 from tests.kit.command import foretrain
 from tests.kit.finetune import small
 from tests.kit.finetune_files import AXOLOTL, LLAMA_FACTORY
@@ -69,7 +69,7 @@ def test_the_form_has_every_option_and_every_model(client: TestClient) -> None:
 
 
 @pytest.mark.parametrize(
-    "field", [field for field in fields.fields("fine-tuning") if field["stops"]], ids=lambda field: field["name"]
+    "field", [field for field in calls.fields("fine-tuning") if field["stops"]], ids=lambda field: field["name"]
 )
 def test_a_slider_stops_only_where_its_option_may_stand(field: dict[str, Any]) -> None:
     assert field["stops"] == sorted(set(field["stops"]))
@@ -302,7 +302,7 @@ def test_the_answer_speaks_the_language(client: TestClient) -> None:
 def test_a_trace_of_a_form_can_be_begun_and_stopped(client: TestClient) -> None:
     refused = tuned(client, "exact", {**OVER, "values": {"batch_size": "0"}}, 422)
     assert "batch_size" in json.dumps(refused)
-    if jobs.why_not():
+    if routes.why_not():
         pytest.skip("nothing can be traced here")
     job = tuned(client, "exact", OVER, 202)["job"]
     post(client, f"/api/jobs/{job}/stop", {})

@@ -35,7 +35,7 @@ from foretrain.predict.trace import interpreter
 from foretrain.reports import making, plots
 from foretrain.reports.html import block_json
 from foretrain.reports.views import memory as memory_view
-from foretrain.web import calls, child, fields, guard, jobs, routes, server
+from foretrain.web import calls, child, guard, routes, server
 from tests.kit.command import REPO, free_port
 from tests.kit.language import ARABIC, BRACKETS, pretending
 from tests.kit.page import (  # noqa: F401
@@ -54,7 +54,7 @@ from tests.kit.page import (  # noqa: F401
 
 
 def test_the_form_has_every_knob_that_has_an_effect() -> None:
-    found = {field["name"]: field for field in fields.fields()}
+    found = {field["name"]: field for field in calls.fields()}
     wanted = {knob.name: knob for knob in OPTIONS.values() if not knob.inert}
     assert set(found) == set(wanted)
     for name, field in found.items():
@@ -67,14 +67,14 @@ def test_the_form_has_every_knob_that_has_an_effect() -> None:
         )
         assert messages.has(f"page.group.{field['group']}")
         assert (field["type"] == "choice") == bool(field["choices"])
-    shown = [field["basic"] for field in fields.fields()]
+    shown = [field["basic"] for field in calls.fields()]
     assert sum(shown) > 10
     assert shown == sorted(shown, reverse=True), "the basic ones come first"
 
 
 @pytest.mark.parametrize("name", named(lambda option: option.slider))
 def test_a_slider_stops_only_where_its_knob_may_stand(name: str) -> None:
-    stops = fields.stops(OPTIONS[name])
+    stops = calls.stops(OPTIONS[name])
     assert stops == sorted(set(stops))
     assert 5 < len(stops) < 120
     for value in (stops[0], stops[-1]):  # what config.py allows, asked of the config itself
@@ -249,17 +249,17 @@ def test_advice_can_be_applied_and_then_holds(client: TestClient) -> None:
 def test_long_advice_is_worked_on_while_the_page_answers(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """A deep model took up to 16 s of the server's own process."""
     asked = {"model": "gpt2-40m", "gpu": "RTX 4070"}
-    monkeypatch.setattr(jobs, "WAIT_S", 0.0)
+    monkeypatch.setattr(routes, "WAIT_S", 0.0)
     begun = post(client, "/api/advice", asked, 202)
     post(client, "/api/plan", asked)
-    monkeypatch.setattr(jobs, "WAIT_S", 600.0)
+    monkeypatch.setattr(routes, "WAIT_S", 600.0)
     assert get(client, f"/api/jobs/{begun['job']}") == json.loads(json.dumps(calls.advise(asked)))
-    monkeypatch.setattr(jobs, "WAIT_S", 0.0)
+    monkeypatch.setattr(routes, "WAIT_S", 0.0)
     first, second = (post(client, "/api/advice", asked, 202)["job"] for _ in range(2))  # the newest wins
     assert "stopped" in get(client, f"/api/jobs/{first}", 422)["message"]
     plain = child.start
     monkeypatch.setattr(child, "start", lambda work: plain("no such"))
-    monkeypatch.setattr(jobs, "WAIT_S", 600.0)
+    monkeypatch.setattr(routes, "WAIT_S", 600.0)
     assert "exit 1" in post(client, "/api/advice", asked, 422)["message"]
     assert "stopped" in get(client, f"/api/jobs/{second}", 422)["message"]
     get(client, "/api/jobs/0123456789abcdef", 404)
@@ -353,7 +353,7 @@ def tracing() -> list[str]:
 
 
 def test_a_trace_can_be_stopped_and_leaves_no_process(client: TestClient) -> None:
-    if jobs.why_not():
+    if routes.why_not():
         pytest.skip("nothing can be traced here")
     asked = {"model": "baby", "values": {"n_embd": "120", "seed": "7"}}
     job = post(client, "/api/exact", asked, 202)["job"]

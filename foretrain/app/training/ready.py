@@ -11,13 +11,14 @@ from typing import Any
 
 import torch
 
-from foretrain.advice import host_fit
 from foretrain.advice.micro_batch import choose as choose_micro_batch
 from foretrain.app.plan import make_plan
 from foretrain.app.training.request import Ready, Request
 from foretrain.base.cache import Cache
 from foretrain.base.errors import UserError
 from foretrain.base.installation import installed_torch
+from foretrain.base.process_memory import resident_bytes
+from foretrain.base.units import GIB
 from foretrain.config.microbatches import in_parts, sequences_of, smaller_micro_batch, split_of, with_micro_batch
 from foretrain.config.options import RunConfig, step_options
 from foretrain.config.resolve import ResolvedConfig, to_toml
@@ -27,12 +28,15 @@ from foretrain.data.builtin import prepare_built_in
 from foretrain.data.dataset import DatasetInfo
 from foretrain.data.locate import locate, no_dataset
 from foretrain.data.remote import Bar, fetch, no_bar
+from foretrain.hardware.catalogue import Dtype, Gpu
+from foretrain.hardware.cpu import available_memory_bytes, total_memory_bytes
 from foretrain.hardware.devices import Target, used_here_bytes
 from foretrain.measure import trial as trials
 from foretrain.measure.trial import Trial
-from foretrain.predict.memory import REFUSED
+from foretrain.predict.memory import MARGIN_BYTES, REFUSED, predict
 from foretrain.predict.plan import SCHEMA, available
 from foretrain.predict.ranks import of_run
+from foretrain.predict.spec import StepSpec
 from foretrain.runs import folder, state
 from foretrain.runs.folder import Listener, Note, RunDirectory
 from foretrain.runs.record import TrainedRun
@@ -40,6 +44,48 @@ from foretrain.training import ranks as group
 from foretrain.training import starting
 from foretrain.training.device import Placement, environment, give_back, keep_memory, place
 from foretrain.training.ranks import FollowerDirectory, Group
+
+
+def check(
+    config: RunConfig, gpu: Gpu, *, compiled: bool, free: Callable[[], int | None] = available_memory_bytes
+) -> None:
+    """Raise UserError 'memory.machine…' where the run needs more than this process has and the machine has free."""
+    left = free()
+    if left is None:
+        return
+    left += resident_bytes() or 0
+    dtypes: list[Dtype] = ["float32", "bfloat16"] if config.dtype == "auto" else [config.dtype]
+    needs = min(_needs(config, gpu, dtype, compiled)[0] for dtype in dtypes)
+    if needs <= left or needs <= (config.memory_limit_bytes or 0):
+        return
+    values = {
+        "needs": needs,
+        "free": left,
+        "total": total_memory_bytes(),
+        "limit": f"{-(-needs // GIB) + 1}GiB",
+    }
+    smaller = _fitting(config, gpu, dtypes[0], compiled, left)
+    if smaller is None:
+        raise UserError("memory.machine", **values)
+    more = sequences_of(config) // smaller
+    raise UserError("memory.machine_smaller", smaller=smaller, more=more, **values)
+
+
+def _needs(config: RunConfig, gpu: Gpu, dtype: Dtype, compiled: bool) -> tuple[int, int]:
+    """(low, expected) of what the run needs."""
+    memory = predict(StepSpec.of(config, gpu, dtype=dtype, compiled=compiled))
+    return max(phase.needed_low_bytes for phase in memory.phases), memory.needed_bytes
+
+
+def _fitting(config: RunConfig, gpu: Gpu, dtype: Dtype, compiled: bool, left: int) -> int | None:
+    """The largest of the ever smaller micro-batches for the same training that fits with room to spare."""
+    size = smaller_micro_batch(config.batch_size, sequences_of(config))
+    while size is not None:
+        if _needs(with_micro_batch(config, size), gpu, dtype, compiled)[1] + MARGIN_BYTES <= left:
+            return size
+        size = smaller_micro_batch(size, sequences_of(config))
+    return None
+
 
 KEPT = Cache("trials")
 
@@ -256,7 +302,7 @@ def _ready(asked: Request, placement: Placement, world: int) -> Ready:
         keep_memory()
     resolved, info = prepare_data(resolved, asked.bar)
     if placement.device.type == "cpu" and not resolved.config.auto_batch_size:  # which looks by itself
-        host_fit.check(resolved.config, placement.gpu, compiled=placement.compiled)
+        check(resolved.config, placement.gpu, compiled=placement.compiled)
     directory, resuming = directory_of(resolved, asked.resume, listen)
     try:
         directory.tell("starting")

@@ -11,8 +11,7 @@ from typing import Any, ClassVar
 import pytest
 
 from foretrain.app.evaluation import of_run
-from foretrain.app.export import export
-from foretrain.app.model_card import CardFacts, card_of, facts_of, plain
+from foretrain.app.export import CardFacts, card_of, export, facts_of, plain
 from foretrain.base.errors import ExitCode
 from foretrain.runs.folder import RunDirectory
 from foretrain.runs.record import TrainedRun

@@ -280,7 +280,7 @@ def _liger_notes(facts: ModelFacts, tune: FineTune) -> list[Note]:
 
 
 EXPERTS = {"expert_gate_up", "expert_down"}  # roles of their adapters
-WITHOUT_SCORE = ("granite", "olmoe")  # families without a ForSequenceClassification in transformers 5.23
+WITHOUT_SCORE = ("granite", "olmoe", "ernie4_5")  # families without a ForSequenceClassification in transformers 5.23
 
 
 def expert_notes(facts: ModelFacts, tune: FineTune) -> list[Note]:

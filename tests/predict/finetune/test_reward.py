@@ -13,10 +13,11 @@ from foretrain.base.errors import UserError
 from foretrain.config.finetune.options import FineTune
 from foretrain.config.finetune.read import read_finetune
 from foretrain.config.hub.facts import ModelFacts
+from foretrain.config.hub.families import FAMILIES
 from foretrain.config.hub.source import facts_of, find_source
 from foretrain.hardware.catalogue import find_gpu
 from foretrain.model.hub.reward import RewardModel
-from foretrain.predict.finetune.plan import FineTunePlan, plan
+from foretrain.predict.finetune.plan import WITHOUT_SCORE, FineTunePlan, plan
 from foretrain.predict.finetune.time import StepWork
 from foretrain.predict.speed.ops import flops
 
@@ -172,3 +173,9 @@ def test_a_script_of_the_reward_trainer_is_read(more: str, unplanned: dict[str, 
     assert tune.rows(tune.batch_size) == (8, 512)
     assert (tune.method, tune.lora_r, tune.gradient_checkpointing, tune.amp) == ("lora", 8, True, "bf16")
     assert (reading.unplanned, reading.unknown) == (unplanned, ())
+
+
+def test_families_without_a_score_are_those_of_transformers() -> None:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
+
+    assert set(FAMILIES) - set(MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES) == set(WITHOUT_SCORE)

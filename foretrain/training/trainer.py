@@ -24,21 +24,7 @@ from foretrain.model.low_precision import fp16_accumulation
 from foretrain.model.step import StepResult, TrainState, build, evaluation_loss, learning_rate, train_step
 from foretrain.runs.folder import EvaluationMetrics, Listener, Note, RunDirectory, StepMetrics, now
 from foretrain.runs.record import RankFigures, TrainedRun
-from foretrain.training import checkpoint, cpu_threads, nonfinite, starting
-from foretrain.training.attempts import (
-    SMALLER_AT_RESUME,
-    Mean,
-    NotCompiled,
-    Sum,
-    attempt,
-    end_process,
-    end_quietly,
-    ending_of,
-    free_memory,
-    go_eager,
-    sum_of_losses,
-    use_split,
-)
+from foretrain.training import attempts, checkpoint, cpu_threads, nonfinite, starting
 from foretrain.training.checkpoint import Progress
 from foretrain.training.contention import Contention, Event, Unwatched
 from foretrain.training.cpu_threads import Waiting
@@ -88,7 +74,7 @@ class Trainer:
         self.peak = (placement.gpu.peak_flop_per_s(placement.dtype) or 0.0) * devices
         self.pace = Pace(expected)
         self.contention, self.waiting = contention or Unwatched(), Waiting()
-        self.end_process = end_process if self.ranks.first else end_quietly
+        self.end_process = attempts.end_process if self.ranks.first else attempts.end_quietly
         self.resumed_from: tuple[int, ...] = ()
         self.worlds: tuple[tuple[int, int], ...] = ()
         self.skipped_checkpoints: tuple[str, ...] = ()
@@ -141,10 +127,11 @@ class Trainer:
         except BaseException as raised:
             error = self.ranks.explained(raised)
             self.vitals.ran_out(error, getattr(self, "state", None), self.progress.step)
-            ending = ending_of(error, self.directory.path, self.progress.step, self._out_of_memory)
+            ending = attempts.ending_of(error, self.directory.path, self.progress.step, self._out_of_memory)
             if isinstance(error, UserError) and ending.status == "diverged":  # later steps were begun, but none made
                 self.progress = self.progress.model_copy(update={"step": error.values.get("step", self.progress.step)})
-            if isinstance(ending.error, UserError) and ending.reason in SMALLER_AT_RESUME:  # this rank's, or another's
+            # This rank's, or another's.
+            if isinstance(ending.error, UserError) and ending.reason in attempts.SMALLER_AT_RESUME:
                 self._take_smaller(ending.error.values["smaller"])
             self._write_fault(ending.status, ending.reason)
             if ending.error is raised:
@@ -272,7 +259,7 @@ class Trainer:
     def _use(self, config: RunConfig) -> None:
         self._take(config)
         self.graphed = None
-        use_split(self.state, self.own, compiled=self.placement.compiled)
+        attempts.use_split(self.state, self.own, compiled=self.placement.compiled)
         self._record_graph()
 
     def _record_graph(self) -> None:
@@ -367,7 +354,7 @@ class Trainer:
         while True:
             batches, told = self.feed.batches(self.own, step), self.vitals.watching(self.state, phase, step)
             batches = self.together.dealt(batches, self.own, step)
-            result = attempt(self.state, batches, carry_out, told, lambda: self.flag.stopping)
+            result = attempts.attempt(self.state, batches, carry_out, told, lambda: self.flag.stopping)
             if isinstance(result, StepResult):
                 self._passed.add("training")
                 return result
@@ -377,7 +364,7 @@ class Trainer:
                 raise self._smaller_at_resume("memory.optimizer_step")
             if result == "sent":
                 raise self._smaller_at_resume("memory.others_wait")
-            if isinstance(result, NotCompiled):
+            if isinstance(result, attempts.NotCompiled):
                 self._go_eager(result)
             else:
                 self._shrink(step)
@@ -390,12 +377,12 @@ class Trainer:
         self.shrunk_from = self.shrunk_from or self.config.batch_size
         self._take(with_micro_batch(self.config, batch_size))
 
-    def _go_eager(self, failed: NotCompiled) -> None:
+    def _go_eager(self, failed: attempts.NotCompiled) -> None:
         if failed.sent:
             id = "rank_not_compiled" if self.together.several else "step_not_compiled"
             raise UserError(f"environment.{id}", reason=failed.reason)
         self.placement = replace(self.placement, compiled=False)
-        go_eager(self.state)
+        attempts.go_eager(self.state)
         self._record_graph()
         self._note("not_compiled", reason=failed.reason)
 
@@ -410,7 +397,7 @@ class Trainer:
             smaller = smaller_micro_batch(own.batch_size, own.batch_size)
             if smaller is not None:
                 self.together.smaller = smaller
-                use_split(self.state, with_micro_batch(own, smaller), compiled=self.placement.compiled)
+                attempts.use_split(self.state, with_micro_batch(own, smaller), compiled=self.placement.compiled)
                 return
         elif (smaller := smaller_micro_batch(c.batch_size, sequences_of(c))) is not None:
             self._shrink_to(step, smaller)
@@ -481,8 +468,8 @@ class Trainer:
         losses = {}
         phase = "evaluate_first" if step == 0 else "evaluate_steady"
         for split, tokens in (("train", self.train_tokens), ("val", self.val_tokens)):
-            while isinstance(loss := self._mean_loss(split, tokens, phase), str | NotCompiled):
-                self._go_eager(loss) if isinstance(loss, NotCompiled) else self._shrink_evaluation(step)
+            while isinstance(loss := self._mean_loss(split, tokens, phase), str | attempts.NotCompiled):
+                self._go_eager(loss) if isinstance(loss, attempts.NotCompiled) else self._shrink_evaluation(step)
             if loss is None:  # a signal came; the evaluation is repeated after the resume
                 return
             losses[split] = loss
@@ -513,7 +500,7 @@ class Trainer:
 
     def _shrink_evaluation(self, step: int) -> None:
         """Take smaller batches for the same sequences. Raises UserError where it is one sequence already."""
-        free_memory(self.placement.device)
+        attempts.free_memory(self.placement.device)
         old = self.config.eval_batch
         if old == 1:
             raise self._out_of_memory("memory.one_sequence")
@@ -521,9 +508,9 @@ class Trainer:
         self._keep_config()
         self._note("evaluation_shrunk", step=step, old=old, new=old // 2)
 
-    def _mean_loss(self, split: str, tokens: TokenFile, phase: str) -> Mean:
+    def _mean_loss(self, split: str, tokens: TokenFile, phase: str) -> attempts.Mean:
         before = self.clock()
-        while isinstance(own := self._own_losses(split, tokens, phase), NotCompiled):
+        while isinstance(own := self._own_losses(split, tokens, phase), attempts.NotCompiled):
             if not self.together.several:
                 return own
             self._go_eager(own)
@@ -534,13 +521,13 @@ class Trainer:
             self._confer(self.progress.step)
         return found
 
-    def _own_losses(self, split: str, tokens: TokenFile, phase: str) -> Sum:
+    def _own_losses(self, split: str, tokens: TokenFile, phase: str) -> attempts.Sum:
         c = self.config
         batches = evaluation_batches(
             tokens, c.seed, split, rows=c.eval_rows, batch_size=c.eval_batch, block=c.eval_block,
             device=self.placement.device, part=self.together.part(self.state),
         )  # fmt: skip
-        return sum_of_losses(
+        return attempts.sum_of_losses(
             batches, self._evaluate,
             batch_size=c.eval_batch,
             measure=self.meter.phase(phase, self.state) if self.meter.wants(phase) else None,

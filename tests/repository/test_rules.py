@@ -35,10 +35,10 @@ MAX_FUNCTION_LINES, MAX_OPTIONS = 60, 179
 # A file holds one subject in 120 to 500 lines, and a package has 4 to 15 files or is a file. These numbers only ever
 # become smaller. The house stands at 330 files, 75,000 lines, 150 tables that ruff leaves alone, and none of the others.
 SIZE = {
-    "files": 532,
-    "lines": 95_055,
+    "files": 533,
+    "lines": 95_036,
     "files below 60 lines": 38,
-    "files above 600 lines": 2,
+    "files above 600 lines": 0,
     "packages below 4 files": 7,
     "packages above 15 files": 10,
     "statements that ruff leaves alone": 737,
@@ -238,7 +238,6 @@ SKIPPED = {
     "app/limits.py": 1,
     "app/run_report.py": 1,
     "app/train.py": 1,
-    "cli/advising.py": 1,
     "cli/commands/data.py": 1,
     "comparison/sources/table_file.py": 1,
     "data/inspection.py": 1,

@@ -109,7 +109,7 @@ def test_the_guard_ends_the_run_once_and_stops_with_it() -> None:
 def test_run_that_fills_the_machine_ends_with_its_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel killed it at 24 GB (exit code 137), without a word."""
     ended, step = list[UserError](), threading.Event()
-    monkeypatch.setattr(trainer, "end_process", lambda error: (ended.append(error), step.set()))
+    monkeypatch.setattr(trainer.attempts, "end_process", lambda error: (ended.append(error), step.set()))
     monkeypatch.setattr(trainer, "HostGuard", lambda ends: guard(MIB, 23 * GIB, ends))
     monkeypatch.setattr(trainer, "train_step", lambda *_: pytest.fail("the end came") if step.wait(60) else None)
     with pytest.raises(pytest.fail.Exception):

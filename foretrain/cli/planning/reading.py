@@ -28,44 +28,15 @@ FINE_TUNING = {
 }
 # Options of one card, which --smallest-card cannot have beside it.
 NOT_OF_CARDS = (
-    "exact",
-    "explain",
-    "largest",
-    "snapshot",
-    "check",
-    "within",
-    "tokens",
-    "best",
-    "step_time",
-    "logged_mfu",
-    "full",
+    *("exact", "explain", "largest", "snapshot", "full", "check"),
+    *("within", "tokens", "best", "step_time", "logged_mfu"),
 )
 ANY_CARD = "RTX 4090"  # where the question names no card: all of the catalogue are tried
-ANY_KIND = (
-    "gpu",
-    "gpus",
-    "link",
-    "network",
-    "others",
-    "price",
-    "full",
-    "as_json",
-    "quiet",
-    "words",
-    "lang",
-    "gpu_file",
-)
+CARDS = ("gpu", "gpus", "link", "network", "others", "price")
+ANY_KIND = (*CARDS, "full", "as_json", "quiet", "words", "lang", "gpu_file")
 GENERATION = {  # which options go with generating text
     "plan": (
-        "inference",
-        "largest",
-        "smallest_card",
-        "explain",
-        "observed",
-        "process",
-        "check",
-        "oneline",
-        "show_config",
+        *("inference", "largest", "smallest_card", "explain", "observed", "process", "check", "oneline", "show_config"),
         *ANY_KIND,
     ),
     "advise": ("goal", "top", "apply", "write", *ANY_KIND),

@@ -50,7 +50,7 @@ def test_more_cards_come_last_and_are_the_fewest_that_fit() -> None:
     assert "divided" not in advised(weights="q8_0", batch=40)  # which no engine divides
 
 
-def test_what_is_faster_leads_and_what_is_cheaper_serves_more_texts() -> None:
+def test_faster_leads_and_cheaper_serves_more_texts() -> None:
     fast = list(advised("RTX 4090", "speed").values())
     assert fast == sorted(fast, key=lambda change: ("world" in change.options, change.learns_otherwise))
     assert "world" in fast[-1].options

@@ -45,11 +45,11 @@ def agrees(name: str, **options: Any) -> None:
         assert found[phase].reserved_bytes == pytest.approx(real.reserved_bytes, abs=SEGMENT), phase
 
 
-def test_a_rank_takes_what_the_trainer_takes_with_bf16_and_accumulation() -> None:
+def test_a_rank_is_the_trainers_with_bf16_and_accumulation() -> None:
     agrees("llama", amp="bf16", grad_accum=3)
 
 
-def test_a_rank_takes_what_the_trainer_takes_with_adapters_and_checkpointing() -> None:
+def test_a_rank_is_the_trainers_with_adapters() -> None:
     agrees("llama tied", method="lora", gradient_checkpointing=True)
 
 
@@ -100,7 +100,7 @@ def test_passes_that_nothing_hides_wait_for_all_that_is_sent(sent: float) -> Non
     assert shared_passes_s(units, lambda what, size: size) == 3 * (2 * 2.0 + sent)
 
 
-def test_passes_that_hide_all_wait_for_the_first_weights_and_the_last_gradients() -> None:
+def test_passes_that_hide_all_wait_at_both_ends() -> None:
     units = [Unit(2.0, 4.0, 100.0, 200.0, reshards=True) for _ in range(3)]
     waits = shared_passes_s(units, lambda what, size: size) - 900.0
     assert waits == 2.0 + 2.0 + 4.0  # and the last unit's weights once more, before its backward pass
@@ -174,7 +174,7 @@ fsdp_config:
         ("fsdp: true\nfsdp_config:\n  transformer_layer_cls_to_wrap: Qwen3MLP\n", ""),
     ],
 )  # fmt: skip
-def test_a_trainers_file_is_planned_where_all_its_keys_of_fsdp2_are(tmp_path: Path, keys: str, strategy: str) -> None:
+def test_a_file_with_fsdp2_is_planned_where_its_keys_are(tmp_path: Path, keys: str, strategy: str) -> None:
     path = tmp_path / "train.yaml"
     path.write_text(FILE + keys, "utf-8")
     _, tune, reading = read_finetune(str(path), ["--world=2"])

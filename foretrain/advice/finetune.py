@@ -15,14 +15,19 @@ from foretrain.predict.inference.plan import InferencePlan
 MILLION = 1_000_000
 NEAREST = 3  # changes that are named where none makes the run fit
 LEAST_GAIN = 0.01  # of the time or the money: a change that gains less is not advised
-GOALS: tuple[Goal, ...] = ("fit", "speed", "cost")
+GOALS: tuple[Goal, ...] = ("fit", "speed", "cost", "quality")
 
 
 def advise(plan: SearchedPlan, goal: Goal | None = None) -> Advices:
     """Return what to change. `goal`: None is speed where the run fits, else fit. Raises UserError for a goal that needs
     what is not known."""
-    if goal and goal not in GOALS:
-        raise UserError("usage.finetune_goal", goal=goal[:80], choices=GOALS)
+    choices = GOALS if menu_of(plan).better else GOALS[:-1]
+    if goal and goal not in choices:
+        raise UserError("usage.finetune_goal", goal=goal[:80], choices=choices)
+    if goal == "quality":
+        better = [planned(plan, (id,)) for id in menu_of(plan).better]
+        fits = [change for change in better if change and change.effect.verdict == "fits"]
+        return advices(plan, fits, goal, len(menu_of(plan).better), given=True)
     wanted = goal or ("speed" if plan.verdict == "fits" else "fit")
     now = effect_of(plan, plan)
     if wanted != "fit" and plan.timing is None:

@@ -8,6 +8,7 @@ from foretrain.predict.finetune.program import has_flash_2
 from foretrain.predict.finetune.targets import adapted_roles
 
 LEAST_RANK = 8  # of an adapter: advice goes no lower
+HIGHEST_RANK = 256  # and no higher: the highest that was compared with full fine-tuning
 SHORTEST = 512  # tokens of a sequence: nor here
 OFFLOADED = 512  # tokens of a sequence from which on unsloth moves checkpoints to the host
 ATTENTION_ALONE = "q_proj,k_proj,v_proj,o_proj"  # the layers of a mixture that are no experts
@@ -222,6 +223,32 @@ def _fused(plan: FineTunePlan) -> Values:
 SPENDING: dict[str, Try] = {
     "whole_activations": _whole_activations, "larger_batch": _larger_batch, "fused": _fused,
 }  # fmt: skip
+
+
+def _all_linear(plan: FineTunePlan) -> Values:
+    tune = plan.tune
+    fewer = tune.adapters and tune.lora_targets != "all-linear" and not plan.facts.n_expert
+    return {"lora_targets": "all-linear"} if fewer else {}
+
+
+def _higher_rank(plan: FineTunePlan) -> Values:
+    tune = plan.tune
+    return {"lora_r": min(HIGHEST_RANK, 4 * tune.lora_r)} if tune.adapters and tune.lora_r < HIGHEST_RANK else {}
+
+
+def _full(plan: FineTunePlan) -> Values:
+    return {"method": "full", "dtype": "float32", "amp": _half(plan)} if plan.tune.adapters else {}
+
+
+def _fp32_weights(plan: FineTunePlan) -> Values:
+    tune = plan.tune
+    return {"dtype": "float32", "amp": _half(plan)} if tune.method == "full" and tune.dtype != "float32" else {}
+
+
+# What learns more from the same data by published comparisons, the least change first: arXiv:2405.09673 compares
+# targets, ranks and full fine-tuning, arXiv:2010.06192 weights in bfloat16.
+_FOR_ADAPTERS = {"all_linear": _all_linear, "higher_rank": _higher_rank, "full": _full}
+BETTER: dict[str, Try] = {**_FOR_ADAPTERS, "fp32_weights": _fp32_weights}
 # Changes of which a stronger one sets the same option: alone they fit only where that one does.
 MILDER = {
     "batch_of_one": ("quarter_batch", "half_batch"), "evaluation_of_one": ("half_evaluation",),

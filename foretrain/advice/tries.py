@@ -24,10 +24,12 @@ class Menu(NamedTuple):
     groups: tuple[Collection[str], ...]
     faster: Collection[str]
     other: Collection[str]
+    better: Collection[str] = ()
 
 
-_TUNING = {**tuning.SAME, **tuning.OTHER, **tuning.SPENDING}
-TUNING = Menu(_TUNING, (tuning.SAME, tuning.OTHER), tuning.FASTER, tuning.OTHER)
+_TUNING = {**tuning.SAME, **tuning.OTHER, **tuning.SPENDING, **tuning.BETTER}
+_LEARNS = {*tuning.OTHER, *tuning.BETTER} - {"fp32_weights"}
+TUNING = Menu(_TUNING, (tuning.SAME, tuning.OTHER), tuning.FASTER, _LEARNS, tuning.BETTER)
 _GENERATING: dict[str, Callable[[Any], Values]] = {**generating.SAME, **generating.OTHER}
 GENERATING = Menu(_GENERATING, (generating.FITTING,), generating.FASTER, generating.OTHER)
 

@@ -17,7 +17,7 @@ from foretrain.web.answers import error_json
 # What a process can do: a function of what is asked, in a module that only that process loads.
 WORK = {
     "advice": ("foretrain.web.calls", "advise"),
-    "comparison": ("foretrain.web.comparison", "of_paths"),
+    "comparison": ("foretrain.web.routes", "of_paths"),
     "exact": ("foretrain.web.calls", "traced"),
 }
 _TELLING = ("exact",)  # how far they are

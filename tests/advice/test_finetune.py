@@ -279,3 +279,20 @@ def test_advised_command_leaves_out_options_without_effect(id: str, typed: tuple
     assert made.returncode == 0, made.stderr
     phases = json.loads(made.stdout)["memory"]["phases"]
     assert max(phase["needed_expected_bytes"] for phase in phases) == change.effect.needed_bytes
+
+
+def test_quality_lists_what_fits_and_names_its_sources() -> None:
+    run = ("llama-3.2-1b", "--method=qlora", "--lora-targets", "q_proj,v_proj", "--gpu", "4090")
+    asked = ("advise", *run, "--goal", "quality")
+    found = json.loads(foretrain(*asked, "--json").stdout)
+    assert [each["rules"] for each in found["advised"]] == [["all_linear"], ["higher_rank"], ["full"]]
+    assert foretrain(*asked, "--full").stdout.count("arXiv:2405.09673") == 3
+    none = foretrain("advise", "llama-3.1-8b", "--method=qlora", "--gpu", "RTX 3050 6GB", "--goal", "quality")
+    assert "Nothing that is known to learn more fits" in none.stdout
+
+
+def test_quality_of_full_fine_tuning_is_weights_in_fp32() -> None:
+    found = library.advise_finetune("llama-3.2-1b", "4090", method="full", goal="quality")
+    assert [(each.rules, each.exactness) for each in found.advised] == [(("fp32_weights",), "exact")]
+    with pytest.raises(UserError, match="one of fit, speed, cost"):
+        library.advise_inference("llama-3.2-1b", "4090", goal="quality")

@@ -34,7 +34,7 @@ from foretrain.runs.folder import RunDirectory
 from foretrain.runs.record import MeasuredMemory, TrainerRun
 from foretrain.training import trainer_meter
 from foretrain.training.trainer_meter import PhaseMeter
-from foretrain.web import comparison, observe, runs
+from foretrain.web import observe, routes, runs
 from tests.kit.command import REPO, foretrain, refused
 
 pytest.importorskip("transformers", minversion="5")
@@ -357,7 +357,7 @@ def test_the_page_shows_the_run(run: Path, tmp_path: Path) -> None:
     assert [row["error"] for row in against["rows"]] == ["0.0 %"]
     other = tmp_path / "other"
     shutil.copytree(run, other)
-    made = comparison.made([("a", observe.ObservedRun(run)), ("b", observe.ObservedRun(other))])
+    made = routes.made([("a", observe.ObservedRun(run)), ("b", observe.ObservedRun(other))])
     assert [one["problem"] for one in made["runs"]] == ["", ""]
 
 

@@ -17,7 +17,7 @@ from starlette.testclient import TestClient
 from foretrain import cli
 from foretrain.base import bugs
 from foretrain.cli.command import Group
-from foretrain.web import calls, child, comparison, routes
+from foretrain.web import calls, child, routes
 from foretrain.web.guard import TOKEN_HEADER
 from tests.kit.command import foretrain
 
@@ -130,7 +130,7 @@ def test_a_bug_behind_the_page_is_a_sentence(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_page_s_children_answer_with_the_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("foretrain.app.exact.traced_plan", broken)
-    monkeypatch.setattr(comparison, "made", broken)
+    monkeypatch.setattr(routes, "made", broken)
     monkeypatch.setattr(calls, "advise", broken)
     asked = {"exact": {"model": "baby"}, "comparison": [], "advice": {}}
     assert asked.keys() == child.WORK.keys()

@@ -138,8 +138,7 @@ def unknown_options(command: Command) -> list[str]:
             names = [
                 *(knob.name for knob in OPTIONS.values()),
                 *ALIASES,
-                *(OPTION_OF if verb in ("plan", "advise") else ()),
-                *((*Inference.model_fields, "inference") if verb in ("plan", "advise") else ()),
+                *((*OPTION_OF, *Inference.model_fields, "inference") if verb in ("plan", "advise", "report") else ()),
             ]
             known |= {f"--{name}" for name in names} | {f"--{name.replace('_', '-')}" for name in names}
         words = words[: words.index("--")] if "--" in words else words

@@ -35,7 +35,7 @@ MAX_FUNCTION_LINES, MAX_OPTIONS = 60, 179
 # A file holds one subject in 120 to 500 lines, and a package has 4 to 15 files or is a file. These numbers only ever
 # become smaller. The house stands at 330 files, 75,000 lines, 150 tables that ruff leaves alone, and none of the others.
 SIZE = {
-    "files": 533,
+    "files": 529,
     "lines": 95_036,
     "files below 60 lines": 38,
     "files above 600 lines": 0,
@@ -226,7 +226,7 @@ SKIPPED = {
     "data/batches.py": 2,
     "predict/compiled/kernels.py": 2,
     "predict/compiled/halves.py": 2,
-    "predict/compiled/step.py": 1,
+    "predict/compiled/step.py": 2,
     "reports/views/plan.py": 1,
     "training/nonfinite.py": 2,
     "advice/frontier.py": 1,
@@ -251,7 +251,6 @@ SKIPPED = {
     "predict/abstract/passage.py": 1,
     "predict/abstract/step.py": 1,
     "predict/abstract/tensors.py": 1,
-    "predict/compiled/attention.py": 1,
     "predict/speed/ops.py": 1,
     "predict/timeline.py": 1,
     "predict/trace/card/standin.py": 1,

@@ -23,7 +23,7 @@ from foretrain.reports.document import Curves, Document, Figures, Paragraph, Tab
 from foretrain.reports.html import block_json
 from foretrain.reports.views import compare as compare_view
 from foretrain.runs.folder import RunDirectory
-from foretrain.web import child, comparison, routes
+from foretrain.web import child, routes
 from tests.kit.page import EVIL_NAME, GOOD, ORIGIN, PORT, POSTED, TOKEN, get, post, traversals, write_curve, write_run
 
 
@@ -162,17 +162,17 @@ def test_a_large_comparison_is_made_in_a_process_and_is_the_same(
     started: list[Any] = []
     plain = child.start
     monkeypatch.setattr(child, "start", lambda work: started.append(plain(work)) or started[-1])
-    monkeypatch.setattr(comparison, "LARGE_BYTES", 0)
+    monkeypatch.setattr(routes, "LARGE_BYTES", 0)
     known = ids(client)
     asked = {"runs": [known["slow"], known["quick"]]}
     answer = client.post("/api/compare", headers={**GOOD, **POSTED, "x-foretrain-language": "ar"}, json=asked).json()
     assert say("side.settle") not in json.dumps(answer, ensure_ascii=False)  # in the language of the request
     assert beside(client, "slow", "quick") == small
     assert [each.process.poll() for each in started] == [0, 0]
-    monkeypatch.setattr(comparison, "TIMEOUT_S", 0.05)
+    monkeypatch.setattr(routes, "TIMEOUT_S", 0.05)
     assert "0 s" in post(client, "/api/compare", asked, 422)["message"]
     monkeypatch.setattr(child, "start", lambda work: started.append(plain("no such")) or started[-1])
-    monkeypatch.setattr(comparison, "TIMEOUT_S", 60.0)
+    monkeypatch.setattr(routes, "TIMEOUT_S", 60.0)
     assert "exit 1" in post(client, "/api/compare", asked, 422)["message"]
     assert all(each.process.poll() is not None for each in started)
 

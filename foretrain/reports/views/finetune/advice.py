@@ -50,6 +50,8 @@ def screen(plan: FineTunePlan | InferencePlan, found: Advices, asked: Asked, mos
     if any(change.learns_otherwise for change in shown):
         rows.append(Row(Message("first.label.note"), otherwise(plan)))
     rows += change_notes(plan, shown)
+    if found.goal == "quality" and shown:
+        rows.append(Row(Message("first.label.note"), Message("finetune.better_how")))
     if hidden := len(changes) - len(shown):
         rows.append(Row(Message("first.label.more"), Message("first.more_cards", {"count": hidden})))
     lead = (_verdict(plan), *_nothing(found))
@@ -77,6 +79,7 @@ def document(plan: FineTunePlan | InferencePlan, found: Advices, hidden: int) ->
     if changes:
         said += [_table(found, changes), Paragraph(otherwise(plan))]
         said += [Paragraph(Message("finetune.advice_how"))] if isinstance(plan, FineTunePlan) else []
+        said += _sources(found, changes)
     untraced = [each.confirmation.reason for each in changes if each.confirmation and each.confirmation.reason]
     if untraced:
         said.append(Paragraph(Message("finetune.advice_untraced", {"reason": untraced[0]}), "warn"))
@@ -90,7 +93,13 @@ def one(plan: FineTunePlan | InferencePlan, found: Advices, number: int, asked: 
     """Change `number` (from 1) in full, and the whole command of the run with it."""
     change = found.advised[number - 1]
     do = [Verbatim(shlex.join(command(plan, change, asked)))]
-    return detail(found, number, " ".join(words_of(change)), (), do, "finetune.phase")
+    why = [Section(Message("finetune.better_title"), tuple(sources))] if (sources := _sources(found, [change])) else ()
+    return detail(found, number, " ".join(words_of(change)), why, do, "finetune.phase")
+
+
+def _sources(found: Advices, changes: Sequence[Advice]) -> list[Paragraph]:
+    """What was published of changes that learn more."""
+    return [Paragraph(Message(f"finetune.better.{each.rules[0]}")) for each in changes if found.goal == "quality"]
 
 
 def command(plan: FineTunePlan | InferencePlan, change: Advice, asked: Asked) -> tuple[str, ...]:
@@ -99,6 +108,8 @@ def command(plan: FineTunePlan | InferencePlan, change: Advice, asked: Asked) ->
 
 def _nothing(found: Advices) -> tuple[Paragraph, ...]:
     """That nothing helps, where nothing does, or nothing alone."""
+    if found.goal == "quality" and not found.advised:
+        return (Paragraph(Message("finetune.better_nothing"), "warn"),)
     if not found.advised and not found.partial:
         return (Paragraph(Message("advice.nothing" if found.goal == "fit" else "advice.nothing_better"), "warn"),)
     if found.partial:

@@ -144,7 +144,7 @@ class _FastRotary(torch.autograd.Function):
         return grads[0], None, None
 
 
-def fast_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def fast_rotary(x: Tensor, cos: Tensor, sin: Tensor, *_: Any) -> Tensor:
     return _FastRotary.apply(x, cos, sin)
 
 

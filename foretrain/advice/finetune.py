@@ -105,8 +105,8 @@ def search(plan: SearchedPlan, tries: Tries | None = None) -> Iterator[tuple[Adv
 
 
 def _together(tries: Tries, members: Members, alone: Sequence[Tried]) -> tuple[Advice, ...]:
-    """The sets that fit and have no other in them, of two ways down: without the dearest first, and without what saves
-    least."""
+    """The sets that fit and have no other in them, of two ways down: without the most expensive first, and without
+    what saves least."""
     one = {change.ids[0]: change for change in alone}
     ranks = {id: _rank(_of(tries.plan, change)) for id, change in one.items()}
 
@@ -118,9 +118,9 @@ def _together(tries: Tries, members: Members, alone: Sequence[Tried]) -> tuple[A
         rivals = [other for other in one if one[other].clashes(one[id]) and ranks[other] < ranks[id]]
         return (*rivals, *MILDER.get(id, ()))
 
-    dearest = tuple(sorted(members, key=lambda id: ranks[id], reverse=True))
+    costliest = tuple(sorted(members, key=lambda id: ranks[id], reverse=True))
     weakest = tuple(sorted(members, key=lambda id: -one[id].needed_bytes))
-    made = {each.ids: each for by in (dearest, weakest) for each in reduced(by, kept, milder)}
+    made = {each.ids: each for by in (costliest, weakest) for each in reduced(by, kept, milder)}
     found = sorted((_of(tries.plan, each) for each in made.values()), key=_rank)
     smallest = [each for each in found if not any(set(other.rules) < set(each.rules) for other in found)]
     if len(smallest) == 1:  # another way: something else in the place of one of its changes, such as another loop

@@ -42,7 +42,7 @@ Kind = Literal["pretraining", "fine-tuning", "generation"]
 Text = Annotated[StrictStr, Field(max_length=200)]
 Value = StrictBool | StrictInt | StrictFloat | Annotated[StrictStr, Field(max_length=4096)]
 Key = Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9_]{1,64}$")]
-# What reads the options of a kind of run one by one, so that each problem is told at its field.
+# What reads the options of a kind of run one by one, so that each problem is shown at its field.
 PARSERS: dict[str, Callable[[list[str]], Any]] = {"fine-tuning": parse_words, "generation": parse_inference}
 
 

@@ -96,7 +96,7 @@ LEFT_IN_CODE: dict[str, dict[str, int]] = {
         "repeated": 2, "reports, unknown": 15, "steady state": 1},
     "docs": {"again": 1, "estimate": 1, "option": 1, "reports, unknown": 7},
     "foretrain/advice": {"does not help": 2, "earlier": 1, "estimate": 12, "fastest; smallest change": 13,
-        "matmuls": 2, "option": 5, "other": 1, "reports, unknown": 9, "used by other programs": 1, "worst case": 1},
+        "matmuls": 2, "option": 5, "other": 1, "reports, unknown": 9, "used by other programs": 1},
     "foretrain/analysis": {"matmuls": 1, "reports, unknown": 5},
     "foretrain/app": {"checksum": 1, "earlier": 7, "fastest; smallest change": 1, "is not": 2, "option": 2,
         "reports, unknown": 17, "resumed": 6},
@@ -125,7 +125,7 @@ LEFT_IN_CODE: dict[str, dict[str, int]] = {
         "no single cause": 1, "option": 3, "reports, unknown": 46, "throttled; application clocks": 1},
     "foretrain/runs": {"is not": 1, "reports, unknown": 4},
     "foretrain/training": {"is not": 1, "reports, unknown": 17, "steady state": 1},
-    "foretrain/web": {"again": 2, "estimate": 2, "is not": 3, "option": 2, "overwritten": 1, "reports, unknown": 8},
+    "foretrain/web": {"again": 2, "is not": 1, "overwritten": 1, "reports, unknown": 8},
 }  # fmt: skip
 
 

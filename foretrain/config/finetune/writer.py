@@ -22,7 +22,7 @@ _INSIDE = ("kwargs", "config")  # keys of tables that a flat file has, too
 
 def changed_text(text: str, source: str, format: str, values: Mapping[str, Any]) -> str | None:
     """Return the text with these options; None where its keys cannot say one of them. What is known of the data alone,
-    such as how many tokens it has, is no setting and stays out."""
+    such as how many tokens it has, is not a setting and stays out."""
     kept = {option: value for option, value in values.items() if FINETUNE_OPTIONS[option].compared}
     first = now = settings_of(text, source, format, script=False)
     wanted = FineTune.model_validate({**first.values, **kept})

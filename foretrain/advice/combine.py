@@ -3,9 +3,9 @@
 For fitting: the strongest set of a tier (all exact changes; those that round otherwise too; another optimizer too) is
 planned with the smallest micro-batch. If that fits, members are left out, the most expensive first, as long as it still
 does, and each set on the way is planned with the largest micro-batch that fits. So a fit is found whenever the
-strongest set is one, in a few dozen plans, and the cheapest on the way is advised. What needs the least memory is not always known
-beforehand: masters cost 2 bytes a parameter, a chunked loss keeps gradients, compiled optimizers and half-precision
-copies take their own; so each of these is tried with and without.
+strongest set is one, in a few dozen plans, and the cheapest on the way is advised. What needs the least memory is not
+always known beforehand: masters cost 2 bytes a parameter, a chunked loss keeps gradients, compiled optimizers and half-
+precision copies take their own; so each of these is tried with and without.
 """
 
 from collections.abc import Callable, Iterator, Sequence

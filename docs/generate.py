@@ -30,8 +30,7 @@ from tables import PARTS, ROOT, part
 import foretrain
 from foretrain.base import messages
 from foretrain.cli import app
-from foretrain.cli.common import OUT
-from foretrain.cli.language import VARIABLE
+from foretrain.cli.common import OUT, VARIABLE
 from foretrain.reports import text
 from foretrain.reports.views import plan as plan_view
 

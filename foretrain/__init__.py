@@ -29,7 +29,7 @@ def _homes() -> dict[str, tuple[str, str]]:
 
 
 def _show() -> None:
-    import_module("foretrain.reports.making").register()
+    import_module("foretrain.reports.shown").register()
 
 
 def __dir__() -> list[str]:

@@ -18,7 +18,7 @@ Values = dict[str, Any]
 
 class Menu(NamedTuple):
     """The changes of a kind of run. `groups`: those that make it fit, the next looked at where none before does;
-    `other`: after which the result is another."""
+    `other`: after which the result is another; `better`: after which more is learned from the same data."""
 
     tries: Mapping[str, Callable[[Any], Values]]
     groups: tuple[Collection[str], ...]

@@ -256,7 +256,8 @@ def card_of(facts: CardFacts) -> str:
 
 
 def plain(text: str) -> str:
-    """A name as Markdown shows it letter by letter: without control characters, signs written as entities."""
+    """A name as Markdown shows it letter by letter: without control characters, signs written as entities. Names come
+    from a user's files: none of them may be read as YAML, Markdown or HTML."""
     return _ACTIVE.sub(lambda found: f"&#{ord(found[0])};", _one_line(text)) or "&#45;"
 
 

@@ -1,4 +1,9 @@
-"""What the command line says beside a plan, kept on disk as plans.py has it."""
+"""Answers of the planner that are kept on disk, so that the command line gives them at once when they are asked again.
+
+An answer is kept under a hash of all that decides it: what was asked, the torch that it is for, the user's own cards,
+and all code that it comes from. So the answer of another version is never read. What a CPU does depends on the machine
+as it is now, and what a calibrated card does on what was measured here: neither is kept.
+"""
 
 import hashlib
 import os

@@ -40,7 +40,7 @@ class Note(Record):
     values: dict[str, Any]
 
 
-# Name of a record's class -> (record, as HTML?) -> text. Filled by reports/making.py, since records know of no view.
+# Name of a record's class -> (record, as HTML?) -> text. Filled by reports/shown.py, since records know of no view.
 SHOWN: dict[str, Callable[[Any, bool], str]] = {}
 FIRST: set[Callable[[], None]] = set()  # run when the first record is shown: views take a while to load
 

@@ -18,8 +18,7 @@ with collected_later(stays=True):  # a fifth of what importing takes
     from foretrain.base.signals import Terminated, raising_terminated
     from foretrain.cli import completion
     from foretrain.cli.commands import Program
-    from foretrain.cli.common import ERR, own_words, print_error
-    from foretrain.cli.language import from_environment
+    from foretrain.cli.common import ERR, from_environment, own_words, print_error
     from foretrain.hardware.catalogue import GPU_FILE_VARIABLE
 
 EPILOG = """Examples:

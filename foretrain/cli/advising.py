@@ -2,7 +2,6 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -22,7 +21,7 @@ from foretrain.base import files as bounded
 from foretrain.base.errors import UserError
 from foretrain.base.installation import Later
 from foretrain.base.messages import listed, say
-from foretrain.cli.common import ERR, print_error, print_json
+from foretrain.cli.common import print_error, print_json, working
 from foretrain.cli.planning import printing as plan_print
 from foretrain.cli.planning.exact import Depth, check_depth, progress
 from foretrain.cli.planning.printing import document, screen
@@ -87,9 +86,9 @@ def _check_options(given: dict[str, Any], kind: str) -> None:
         raise UserError("usage.advise_goal", goal=goal[:80], choices=choices)
     if given["exact"] and goal == "quality":
         raise UserError("usage.advise_exact")
-    if write is not None and not given["apply"]:
-        raise UserError("usage.advise_apply")
     if write is not None:
+        if not given["apply"]:
+            raise UserError("usage.advise_apply")
         endings = {"pretraining": (".toml", ".py"), "cards": (".toml",)}
         writer.check_writable(write, endings.get(kind, trainer_file.SUFFIXES))
 
@@ -99,7 +98,7 @@ def _searched(request: Any, given: dict[str, Any]) -> tuple[Any, Advices]:
     goal, count = given["goal"] or None, max(given["apply"], given["top"] or TRACED)
     if request.kind == "pretraining":
         base = kept_advice.base_plan(request.resolved, given["gpu"], given["others"], given["price"])
-        with _progress(given["quiet"] or goal != "quality"):
+        with working(say("advice.searching"), quiet=given["quiet"] or goal != "quality"):
             found = kept_advice.advices(base, goal, given["price"])
         if given["exact"]:
             check_depth(Depth(exact=True, quiet=given["quiet"]), ())
@@ -114,11 +113,6 @@ def _searched(request: Any, given: dict[str, Any]) -> tuple[Any, Advices]:
         with progress(given["quiet"]) as listen:
             found = tuning.confirmed(found, plan, request.asked, count, listen)
     return plan, found
-
-
-def _progress(quiet: bool) -> AbstractContextManager[object]:
-    """A line on stderr while shapes are searched; nothing where nobody watches."""
-    return nullcontext() if quiet or not ERR.is_terminal else ERR.status(say("advice.searching"))
 
 
 # -- what --write writes ---------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from foretrain.base.errors import ConfigError, UserError
-from foretrain.cli import completion, language
+from foretrain.cli import common, completion
 from foretrain.cli.common import own_words, wrong_value
 from foretrain.config.options import OPTIONS
 from foretrain.config.resolve import ALIASES
@@ -179,7 +179,7 @@ quiet_option = flag("--quiet", "Print only results and errors.")
 
 def _choose_language(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
     if value is not None:
-        language.speak(value, "--lang")
+        common.speak(value, "--lang")
 
 
 def _choose_cards(ctx: click.Context, param: click.Parameter, value: Path | None) -> None:
@@ -196,7 +196,7 @@ LANG = click.Option(
     expose_value=False,
     is_eager=True,
     callback=_choose_language,
-    help=f"The language, such as ar; else {language.VARIABLE}, else en. `foretrain languages` lists them.",
+    help=f"The language, such as ar; else {common.VARIABLE}, else en. `foretrain languages` lists them.",
 )
 GPU_FILE = click.Option(
     ["--gpu-file"],
@@ -235,7 +235,7 @@ class Command(click.Command):
         except click.exceptions.NoArgsIsHelpError:
             raise
         except click.UsageError as error:
-            language.speak_typed()
+            common.speak_typed()
             raise sentence(error, ctx) from None
         if left and not ctx.resilient_parsing and not isinstance(self, click.Group):
             raise UserError("usage.extra_argument", words=" ".join(left), command=ctx.command_path)
@@ -283,7 +283,7 @@ class Group(Command, click.Group):
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if args[0] not in self.list_commands(ctx) and not ctx.resilient_parsing:
-            language.speak_typed()
+            common.speak_typed()
             raise no_such_command(args[0], self.list_commands(ctx), ctx)
         return super().resolve_command(ctx, args)
 
@@ -295,7 +295,7 @@ class Group(Command, click.Group):
 @click.pass_context
 def _need_a_command(ctx: click.Context) -> None:
     if ctx.invoked_subcommand is None:
-        language.speak_typed()
+        common.speak_typed()
         raise UserError("usage.missing_command", command=ctx.command_path)
 
 

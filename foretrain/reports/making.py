@@ -1,13 +1,11 @@
 """A report of whatever a run can be read from: one document, and its file. `foretrain.report` for Python."""
 
-import io
 import json
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -20,25 +18,20 @@ from foretrain.analysis.run import explain_directory
 from foretrain.app import exact, run_report
 from foretrain.app.compare import compared
 from foretrain.app.explain import is_tracked, log_of
-from foretrain.app.finetune import advised
 from foretrain.app.limits import Limits
 from foretrain.app.plan import Cards, Look
 from foretrain.app.request import kind_of, request_of
 from foretrain.base.errors import UserError
 from foretrain.base.files import first_bytes, not_written, read_text
-from foretrain.base.messages import printable
-from foretrain.base.records import SHOWN, Record
 from foretrain.comparison.loss_axes import gather, loss_curves
 from foretrain.comparison.sources import plans, runs
 from foretrain.comparison.sources.request import SourceRequest, take_apart
 from foretrain.measure.tune_record import SCHEMA as TUNING_SCHEMA
 from foretrain.measure.tune_record import Tuning
-from foretrain.predict.finetune.plan import FineTunePlan
-from foretrain.predict.inference.plan import InferencePlan
 from foretrain.predict.plan import Plan
-from foretrain.reports import charts, html, text
-from foretrain.reports.document import Curves, Document, StackedBars
-from foretrain.reports.plots import markup, node
+from foretrain.reports import html
+from foretrain.reports.document import Document
+from foretrain.reports.shown import document_of
 from foretrain.reports.views import compare, snapshot
 from foretrain.reports.views import log as log_view
 from foretrain.reports.views import plan as plan_view
@@ -46,71 +39,6 @@ from foretrain.reports.views import run as run_view
 from foretrain.reports.views.finetune import run as trainer_view
 from foretrain.runs.folder import RunDirectory
 from foretrain.runs.record import RECORD, folder_of, source_of
-
-PICTURE_WIDTH = 720
-
-
-def svg(picture: StackedBars | Curves) -> str:
-    """A picture over its first axis as an SVG element with its legend; "" of curves without values."""
-    made = charts.chart(picture)
-    if not made.views[0].stops:
-        return ""
-    drawn = made.views[0].draw(PICTURE_WIDTH).svg()
-    style = "max-width:100%;height:auto;display:block;font:12px system-ui,sans-serif"
-    more = {"width": str(PICTURE_WIDTH), "role": "img", "aria-label": printable(picture.title.text()), "style": style}
-    keys = [node("span", key, f" {printable(label)} \u2003", style="white-space:nowrap") for label, key in made.series]
-    for each in (drawn, *(key for _, key in made.series)):
-        each[1]["xmlns"] = "http://www.w3.org/2000/svg"
-    drawn[1] = {name: value for name, value in drawn[1].items() if name != "aria-hidden"} | more
-    legend = node("div", *keys, style=f"max-width:{PICTURE_WIDTH}px;font:12px system-ui,sans-serif")
-    return markup(node("div", drawn, legend))
-
-
-WIDTH = 96
-_PRE = '<pre style="white-space:pre;overflow-x:auto;font-family:monospace">{code}</pre>'
-
-
-# Records by name, and the view that makes a document of each.
-VIEWS = {
-    "Plan": "plan", "Comparison": "compare", "RunExplanation": "run_explain", "LogExplanation": "log",
-    "SnapshotAnalysis": "snapshot", "ClusterPlan": "cluster.whole", "Evaluation": "scores",
-    "InferencePlan": "generation", "FineTunePlan": "finetune.whole",
-}  # fmt: skip
-
-
-def register() -> None:
-    SHOWN.update(dict.fromkeys(VIEWS, _shown))  # at once: threads may ask
-
-
-def document_of(record: Record) -> Document:
-    """Return the document of a record that has one."""
-    changes = (advised(record),) if isinstance(record, FineTunePlan | InferencePlan) else ()
-    return import_module(f"foretrain.reports.views.{VIEWS[type(record).__name__]}").document(record, *changes)
-
-
-def _shown(record: Record, as_html: bool) -> str:
-    found = document_of(record)
-    screen = _screen(found, as_html)
-    if not as_html:
-        return screen
-    pictures = [
-        svg(block) for _, blocks in found.on("page") for block in blocks if isinstance(block, StackedBars | Curves)
-    ]
-    return "\n".join([screen, *filter(None, pictures)])
-
-
-def _screen(document: Document, as_html: bool) -> str:
-    from rich.console import Console
-
-    console = Console(
-        file=io.StringIO(), width=WIDTH, record=True, highlight=False,
-        force_terminal=as_html, color_system="truecolor" if as_html else None,
-    )  # fmt: skip
-    text.render(document, console)
-    if as_html:
-        return console.export_html(code_format=_PRE, inline_styles=True)
-    return "\n".join(line.rstrip() for line in console.export_text().rstrip().splitlines())
-
 
 OURS = '<meta name="generator" content="foretrain">'
 HEAD_BYTES = 4096

@@ -118,7 +118,7 @@ class Asked(Record):
 
 
 class Comparer:
-    """Compares runs of a server; of large ones one comparison at a time, the newest wins."""
+    """Compares runs of a server, whose files are only read; of large ones one comparison at a time, the newest wins."""
 
     def __init__(self, known: Runs) -> None:
         self._known, self._turn = known, threading.Lock()
@@ -191,7 +191,7 @@ class Jobs:
     def trace(self, form: Form) -> Made:
         """Begin to trace a form. Raises UserError for what cannot be planned, and where nothing can be traced here."""
         calls.to_trace(form)
-        if reason := why_not():
+        if reason := service.why_not():
             raise UserError("environment.no_trace", reason=reason)
         return self._begun("exact", form).told(0.0)
 
@@ -210,11 +210,6 @@ class Jobs:
         for job in self._jobs.values():
             if work in ("", job.work):
                 job.stop()
-
-
-def why_not() -> str:
-    """'' where exact answers can be had here, else the sentence that says why not."""
-    return service.why_not()
 
 
 _PACKED = {"content-encoding": "gzip", "vary": "accept-encoding"}
@@ -338,7 +333,7 @@ class _Handlers:
         }
 
     async def start(self, request: Request) -> Response:
-        found = await _answer(lambda: (200, calls.start(why_not())))
+        found = await _answer(lambda: (200, calls.start(service.why_not())))
         if not _takes_gzip(request):
             return found
         packed = gzip.compress(found.body, 6, mtime=0)

@@ -16,7 +16,7 @@ import foretrain as library
 from foretrain.base.errors import UserError
 from foretrain.config.presets import models
 from foretrain.reports.document import Axis, Bar, Curves, Message, StackedBars, Trace
-from foretrain.reports.making import svg
+from foretrain.reports.shown import svg
 from tests.kit.command import REPO, foretrain, refused
 
 ASKED = {"method": "lora", "seq_len": 512, "batch_size": 2, "gradient_checkpointing": True}

@@ -353,7 +353,7 @@ def tracing() -> list[str]:
 
 
 def test_a_trace_can_be_stopped_and_leaves_no_process(client: TestClient) -> None:
-    if routes.why_not():
+    if routes.service.why_not():
         pytest.skip("nothing can be traced here")
     asked = {"model": "baby", "values": {"n_embd": "120", "seed": "7"}}
     job = post(client, "/api/exact", asked, 202)["job"]

@@ -6,7 +6,6 @@ from typing import Any
 from foretrain.advice.finetune import advise as advise_plan
 from foretrain.advice.record import Advice, Advices, Confirmation
 from foretrain.advice.rules.base import Goal
-from foretrain.advice.tries import SearchedPlan
 from foretrain.app.finetune import plan_question, traced
 from foretrain.app.finetuning.question import FineTuneQuestion
 from foretrain.app.planning import Source, asked_of
@@ -40,10 +39,9 @@ def advise_finetune(
     return confirmed(advice(plan, goal), plan, asked, exact, listen)
 
 
-def advice(plan: SearchedPlan, goal: Any) -> Advices:
+def advice(plan: FineTunePlan, goal: Any) -> Advices:
     """The changes to a plan. Raises UserError for a goal that is not searched for."""
-    if isinstance(plan, FineTunePlan):
-        check_exact(plan, "foretrain advise")
+    check_exact(plan, "foretrain advise")
     return advise_plan(plan, goal or None)
 
 

@@ -46,7 +46,10 @@ from foretrain.training.device import Placement, environment, give_back, keep_me
 from foretrain.training.ranks import FollowerDirectory, Group
 
 
-def check(
+# Linux grants memory that it does not have and later kills a process for it, so a run that cannot fit is refused by its
+# forecast. Only what is certain is refused: the low end of what the run needs, in the dtype that needs least. A
+# memory_limit as large as that is the user's word that it shall start all the same.
+def check_memory(
     config: RunConfig, gpu: Gpu, *, compiled: bool, free: Callable[[], int | None] = available_memory_bytes
 ) -> None:
     """Raise UserError 'memory.machine…' where the run needs more than this process has and the machine has free."""
@@ -103,7 +106,7 @@ def _kept(path: Path, cap_bytes: int | None) -> Trial | None:
     return found if holds else None
 
 
-def fitting(resolved: ResolvedConfig, placement: Placement, *, trial: bool, listen: Listener) -> ResolvedConfig:
+def choose_batch(resolved: ResolvedConfig, placement: Placement, *, trial: bool, listen: Listener) -> ResolvedConfig:
     """The config with the micro-batch for this device. Raises UserError 'memory.trial' where not even one fits."""
     device = placement.device.type if placement.device.index is None else str(placement.device)
     config = resolved.config.model_copy(update={"device": device})
@@ -162,7 +165,7 @@ def pick_batch(resolved: ResolvedConfig, placement: Placement, asked: Request, w
     """The micro-batch for this device, picked for the part of a step that one rank carries out."""
     whole = resolved.config
     own = replace(resolved, config=config_of_rank(as_one_rank_of(whole, world), world))
-    chosen = fitting(own, placement, trial=asked.trial, listen=asked.listen)
+    chosen = choose_batch(own, placement, trial=asked.trial, listen=asked.listen)
     return replace(chosen, config=config_of_all_ranks(chosen.config, world))
 
 
@@ -302,7 +305,7 @@ def _ready(asked: Request, placement: Placement, world: int) -> Ready:
         keep_memory()
     resolved, info = prepare_data(resolved, asked.bar)
     if placement.device.type == "cpu" and not resolved.config.auto_batch_size:  # which looks by itself
-        check(resolved.config, placement.gpu, compiled=placement.compiled)
+        check_memory(resolved.config, placement.gpu, compiled=placement.compiled)
     directory, resuming = directory_of(resolved, asked.resume, listen)
     try:
         directory.tell("starting")

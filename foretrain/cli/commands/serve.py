@@ -9,8 +9,7 @@ from foretrain.base import messages
 from foretrain.base.errors import UserError
 from foretrain.base.messages import say
 from foretrain.cli.command import command, flag, json_option, option, quiet_option
-from foretrain.cli.common import OUT, print_json
-from foretrain.cli.language import asked_for
+from foretrain.cli.common import OUT, asked_for, print_json
 
 EPILOG = """Examples:
 

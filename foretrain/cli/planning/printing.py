@@ -1,8 +1,7 @@
 """How `foretrain plan` prints its answer: a dozen lines, --full, --oneline, or --json."""
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import version
@@ -40,9 +39,7 @@ if TYPE_CHECKING:
     from foretrain.advice.best import Best
     from foretrain.advice.cards import FineTuneCards
     from foretrain.advice.record import Advice
-    from foretrain.predict.largest import Largest
     from foretrain.predict.smallest import SmallestCard
-    from foretrain.predict.within import Within
     from foretrain.reports.views import cards as cards_view
     from foretrain.reports.views import generation as generation_view
     from foretrain.reports.views import line as line_view
@@ -60,7 +57,6 @@ else:  # each answer waits for its own view alone
     tuned_view, finetune_view, whole_view = (
         Later(f"foretrain.reports.views.finetune.{name}") for name in ("limits", "screen", "whole")
     )
-
 
 WITHIN_SCHEMA = "foretrain.within/1"
 BEST_SCHEMA = "foretrain.best/1"
@@ -99,7 +95,7 @@ def line(message: Message) -> None:
     OUT.print(printable(message.text()), soft_wrap=True, markup=False)
 
 
-def largest(plan: AnyPlan, found: "Largest", form: Form) -> None:
+def largest(plan: AnyPlan, found: Largest, form: Form) -> None:
     """Print the largest value of an option that fits."""
     made = line_view.largest(plan, found)
     if form.as_json:
@@ -117,7 +113,7 @@ def smallest(plan: AnyPlan, found: "SmallestCard", form: Form) -> None:
         line(line_view.smallest(plan, found))
 
 
-def plans(found: Sequence[AnyPlan], form: Form, limits: "Limits") -> None:
+def plans(found: Sequence[AnyPlan], form: Form, limits: Limits) -> None:
     """Print one plan, or several cards with the best of them; of fine-tuning what fits in a limit on each."""
     if form.oneline:
         for plan in found:
@@ -195,7 +191,7 @@ def _cards(found: list[Plan], form: Form) -> None:
         screen(first_view.cards(found, choice, form.asked))
 
 
-def print_within(plan: AnyPlan, found: "Within", form: Form, largest: "Largest | None" = None) -> None:
+def print_within(plan: AnyPlan, found: Within, form: Form, largest: Largest | None = None) -> None:
     """Print the answer of --within and --tokens. `largest`: with the largest value of an option, as --largest found."""
     then = found.plan
     if form.as_json:
@@ -260,22 +256,12 @@ def write_steps(plan: Plan | ClusterPlan, found: Within, path: Path, asked: Aske
     write_config(found.plan.config, path, asked, before)
 
 
-@contextmanager
-def _progress(quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """A line on stderr that counts; nothing where nobody watches."""
-    if quiet or not ERR.is_terminal:
-        yield lambda done, of: None
-        return
-    with ERR.status(say("best.searching", share=0.0)) as status:
-        yield lambda done, of: status.update(say("best.searching", share=done / of))
-
-
 def answer(request: Any, plan: AnyPlan, limits: Limits, form: Form, largest: Largest | None = None) -> None:
     """Answer the inverse question that was asked. `largest`: what --largest found before."""
     if limits.best:
         assert isinstance(plan, Plan | ClusterPlan)
-        with _progress(form.asked.quiet) as listen:
-            best = kept_advice.best(plan, limits, listen)
+        with working(say("best.searching", share=0.0), quiet=form.asked.quiet) as show:
+            best = kept_advice.best(plan, limits, lambda done, of: show(say("best.searching", share=done / of)))
         if limits.write is not None:
             write_config(best.candidates[0].config, limits.write, form.asked)
         print_best(rank_of(plan) if isinstance(plan, ClusterPlan) else plan, best, form)

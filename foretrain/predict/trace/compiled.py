@@ -37,6 +37,9 @@ from foretrain.predict.trace.card.torch_cuda import Card, Generator, Memory
 from foretrain.predict.trace.kernels.temporaries import Workspace, torch_version
 from foretrain.predict.trace.tracer import Tracer
 
+# The memory of Inductor's measurements: kernel configs, and matmuls with padded sides. Both run on the card while a
+# step compiles or first runs. Between timed runs a measurement writes a buffer as large as the card's cache
+# (torch/_inductor/runtime/benchmarking.py, benchmark_gpu), or Triton's with do_bench.
 TRITON_BUFFER_BYTES = 256 * MIB  # triton/backends/nvidia/driver.py, get_empty_cache_for_benchmark
 HEURISTICS = ("pointwise", "reduction", "cooperative_reduction", "persistent_reduction", "split_scan")
 

@@ -48,6 +48,9 @@ else:
     Base = object
 
 
+# Liger's package needs a card and Triton, so stand-ins allocate, save and overwrite the same tensors
+# (model/hub/liger.py). The Trainer applies them as Liger's (transformers integrations/liger.py, liger_kernel
+# transformers/monkey_patch.py: `_apply_liger_kernel_to_instance`).
 NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
 
 

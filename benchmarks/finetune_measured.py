@@ -24,7 +24,7 @@ from foretrain.predict.abstract import programs
 from foretrain.predict.abstract.tensors import bfloat16
 from foretrain.predict.finetune.memory import FineTuneLedger
 from foretrain.predict.finetune.program import Program
-from foretrain.predict.finetune.time import step_s
+from foretrain.predict.finetune.time import StepWork, step_s
 
 PUBLISHED = json.loads(Path(__file__).with_name("finetune_published.json").read_text("utf-8"))
 sys.path.insert(0, str(Path(__file__).parent))
@@ -44,7 +44,7 @@ def predicted(row: dict[str, Any]) -> float:
     """Return allocated bytes at the peak, bytes on the card, or tokens per second, whichever the row measured."""
     facts, tune, gpu = facts_for(row["model"]), FineTune.model_validate(row["options"]), find_gpu(row["gpu"])
     if row["kind"] == "tokens_per_s":
-        found = step_s(facts, tune, gpu)
+        found = step_s(StepWork(facts, tune, gpu))
         assert found is not None
         return tune.tokens_per_step / found[0].expected_s
     memory = FineTuneLedger(facts, tune, gpu).memory
@@ -83,7 +83,7 @@ def in_range(row: dict[str, Any]) -> bool:
     if row["kind"] == "nvidia_smi_bytes":
         low, _, high = FineTuneLedger(facts, tune, gpu).judged(gpu.memory_bytes, gpu.memory_bytes).neediest.needed_span
         return low <= row["measured"] <= high
-    found = step_s(facts, tune, gpu)
+    found = step_s(StepWork(facts, tune, gpu))
     return found is not None and found[0].low_s <= tune.tokens_per_step / row["measured"] <= found[0].high_s
 
 

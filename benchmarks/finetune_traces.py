@@ -16,10 +16,10 @@ from typing import Any
 
 from common import arguments, report
 
-from foretrain.app.finetune import exact_finetune
 from foretrain.config.finetune.options import FineTune
 from foretrain.config.presets import models
 from foretrain.hardware.catalogue import find
+from foretrain.predict.finetune.traced import exact_finetune
 from foretrain.predict.trace import interpreter
 from tests.kit.finetune import FAMILIES, small, source_of
 from tests.kit.finetune_proof import compare

@@ -95,9 +95,10 @@ def compare(document: dict[str, Any]) -> list[dict[str, Any]]:
             rows.append({"name": name, "error": real["error"]})
             continue
         case = by_name[name]
-        trace = service.traces([FineTuneRequest(source_of(case.config, case.model), case.tune, gpu)])[0]
+        source = source_of(case.config, case.model)
+        trace = service.traces([FineTuneRequest(source, case.tune, gpu)])[0]
         facts: Any = facts_of(case.config, case.model)
-        guess = estimated(facts, resolved(facts, case.tune, gpu), gpu).memory.phases
+        guess = estimated(facts, resolved(source, case.tune, gpu), gpu).memory.phases
         row: dict[str, Any] = {"name": name, "options": case.options}
         for what in BYTES:
             measured = max(phase[what] for phase in real["phases"].values())

@@ -122,7 +122,7 @@ def _flash(plan: FineTunePlan) -> Values:
 
 def _liger(plan: FineTunePlan) -> Values:
     tune = plan.tune
-    without = tune.liger or tune.unsloth or plan.facts.liger_kernels(tune.loop) is None
+    without = tune.liger or tune.unsloth or plan.facts is None or plan.facts.liger_kernels(tune.loop) is None
     return {} if without else {"liger": True}
 
 
@@ -139,7 +139,7 @@ def _lower_rank(plan: FineTunePlan) -> Values:
 def _fewer_targets(plan: FineTunePlan) -> Values:
     """Of a mixture the attention's layers, as adapters of experts copy these; else those that peft takes by itself."""
     tune, facts = plan.tune, plan.facts
-    if not tune.adapters:
+    if not tune.adapters or facts is None:
         return {}
     whole = tune.lora_targets == "all-linear"
     if facts.n_expert:
@@ -227,7 +227,7 @@ SPENDING: dict[str, Try] = {
 
 def _all_linear(plan: FineTunePlan) -> Values:
     tune = plan.tune
-    fewer = tune.adapters and tune.lora_targets != "all-linear" and not plan.facts.n_expert
+    fewer = tune.adapters and tune.lora_targets != "all-linear" and not (plan.facts and plan.facts.n_expert)
     return {"lora_targets": "all-linear"} if fewer else {}
 
 

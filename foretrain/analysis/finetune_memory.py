@@ -66,11 +66,14 @@ def explain(
     source: LineSource = "estimated" if trace is None else "traced"
     shown = Shown(neediest, memory.context, source, plan.used_by_others_bytes)
     lines, conclusion = reconcile(shown, observed_bytes, process_bytes)
-    estimate = estimated(plan.facts, plan.tune, plan.gpu)
     phases = []
     for phase in memory.phases:
         symbols = _symbols(plan, phase)
-        found = _estimated(estimate, phase.phase, symbols) if trace is None else _traced(trace, phase, plan, settings)
+        if trace is None:
+            assert plan.facts is not None
+            found = _estimated(estimated(plan.facts, plan.tune, plan.gpu), phase.phase, symbols)
+        else:
+            found = _traced(trace, phase, plan, settings)
         phases.append(_phase(phase, sums(phase, symbols), found))
     return FineTuneExplanation(
         source="estimated" if trace is None else "traced", phase=neediest.phase, phases=tuple(phases), lines=lines,
@@ -91,6 +94,8 @@ def explain_generation(
 
 
 def _symbols(plan: FineTunePlan, phase: PhaseMemory) -> dict[str, int]:
+    if plan.facts is None:
+        return {}
     batch = plan.tune.eval_batch_size if phase.phase == "evaluate" else plan.tune.batch_size
     return symbols_of(plan.facts, plan.tune, plan.gpu, batch)
 
@@ -156,5 +161,5 @@ def _traced(trace: Trace, phase: PhaseMemory, plan: FineTunePlan, settings: Sett
             count=group.count,
             size_bytes=group.size_bytes,
         )
-        for group in tensors(trace, phase.phase, plan.facts.n_embd, settings)
+        for group in tensors(trace, phase.phase, plan.facts.n_embd if plan.facts else 0, settings)
     ]

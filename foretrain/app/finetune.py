@@ -8,16 +8,13 @@ from foretrain.advice.tries import SearchedPlan
 from foretrain.analysis.log_checks import CLOCK_HEADROOM
 from foretrain.app.finetuning.question import FineTuneQuestion
 from foretrain.base.errors import UserError
-from foretrain.base.records import Note
-from foretrain.config.finetune.options import FineTune
-from foretrain.config.hub.facts import ModelSource
 from foretrain.hardware import devices
 from foretrain.hardware.catalogue import Gpu, stated_bytes
 from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.energy import Prices
 from foretrain.predict.finetune.plan import FineTunePlan, bounded, check_exact, plan, timed
-from foretrain.predict.trace import interpreter, service
-from foretrain.predict.trace.finetune.request import TRACED_LOOPS, FineTuneRequest, FineTuneTrace, answered
+from foretrain.predict.finetune.traced import exact_finetune
+from foretrain.predict.trace import service
 
 ESTIMATED = ("finetune_compile",)  # notes on what only the estimate leaves out
 
@@ -59,6 +56,8 @@ def traced(
     cannot be traced."""
     if found.tune.bound != "exact":
         check_exact(found, "--exact")
+    if found.facts is None:
+        return found  # it is traced already
     if found.tune.world > 1:
         raise UserError("usage.finetune_without.exact_cards", option="--exact")
     try:
@@ -69,36 +68,6 @@ def traced(
     return found.model_copy(update={"memory": bounded(exact.memory, found.bound), "notes": (*notes, *exact.notes)})
 
 
-def exact_finetune(
-    source: ModelSource,
-    tune: FineTune,
-    gpu: Gpu,
-    available_bytes: int | None,
-    listen: Callable[[str], None] = lambda text: None,
-    settings: Settings | None = None,
-) -> FineTuneTrace:
-    """The traced memory of a fine-tuning run, with verdicts for what the process may take, context included.
-
-    `listen` hears how far it is. Raises service.TraceUnavailable with a sentence where it cannot be traced.
-    """
-    request = FineTuneRequest(source, tune, gpu)
-    question = {
-        "trace": request.key(), "available_bytes": available_bytes, "settings": (settings or Settings()).text(),
-        "grad_accum": tune.grad_accum, "gpu": gpu.model_dump(mode="json"),
-    }  # fmt: skip
-
-    def make() -> FineTuneTrace:
-        (trace,) = service.traces([request], listen)
-        versions = {"torch": str(trace.facts["torch"]), **interpreter.now().versions()}
-        return answered(trace, gpu, versions, available_bytes=available_bytes, settings=settings)
-
-    found = service.remembered(question, FineTuneTrace, make)
-    if tune.loop in TRACED_LOOPS:
-        return found
-    note = Note(id="traced_loop", values={"loop": tune.loop})
-    return found.model_copy(update={"notes": (*found.notes, note)})
-
-
 def advised(found: SearchedPlan) -> tuple[Advice, ...]:
     """What to change, best first; nothing where the run fits."""
     steps = list(searched(found))
@@ -106,6 +75,9 @@ def advised(found: SearchedPlan) -> tuple[Advice, ...]:
 
 
 def searched(found: SearchedPlan) -> Iterator[tuple[Advice, ...]]:
-    """What `advised` finds, so far, after each change that was planned."""
+    """What `advised` finds, so far, after each change that was planned. Each needs a trace where there is no estimate:
+    then nothing, until somebody asks `foretrain advise`."""
+    if isinstance(found, FineTunePlan) and found.facts is None:
+        return iter(())
     bounded = isinstance(found, FineTunePlan) and found.bound != "exact"
     return iter(()) if found.verdict in ("fits", None) or bounded else search(found)

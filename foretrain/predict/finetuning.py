@@ -101,8 +101,7 @@ class FineTuning:
 
 def of_plan(made: FineTunePlan) -> Forecast:
     """Return the forecast that a plan is."""
-    source = ModelSource(name=made.name, where=made.where, config={}, facts=made.facts)
     prices = made.timing.prices if made.timing else PRICES
     unplanned: dict[str, Bound] = {name: made.bound for name in made.bounded_by if name not in made.tune.bounded_by}
-    run = FineTuning(source, made.tune, prices, unplanned)
+    run = FineTuning(made.source, made.tune, prices, unplanned)
     return Forecast(run, Placement(made.gpu, made.used_by_others_bytes), made)

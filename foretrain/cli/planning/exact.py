@@ -11,7 +11,8 @@ from foretrain.app.plan import Look
 from foretrain.base.errors import UserError
 from foretrain.base.installation import Later
 from foretrain.base.messages import say
-from foretrain.cli.common import ERR, OUT, print_json, print_notes, working
+from foretrain.base.records import Note
+from foretrain.cli.common import ERR, OUT, print_json, print_notes, print_said, working
 from foretrain.hardware.catalogue import Gpu, catalogue, stated_bytes
 from foretrain.predict.allocator.settings import driver_backend
 from foretrain.predict.largest import Largest, largest
@@ -63,6 +64,14 @@ def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
     """A line on stderr that moves while workers trace; nothing where nobody watches."""
     with working(say("exact.tracing", state=""), quiet=quiet) as show:
         yield lambda text: show(say("exact.tracing", state=text))
+
+
+@contextmanager
+def unasked_progress(quiet: bool) -> Iterator[Callable[[str], None]]:
+    """The same of a trace that nobody asked for; a sentence says what it is for."""
+    print_said((Note(id="family_tracing", values={}),), quiet=quiet)
+    with progress(quiet) as show:
+        yield show
 
 
 def check_depth(depth: Depth, configs: Iterable[Path]) -> None:

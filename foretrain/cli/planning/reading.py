@@ -1,6 +1,7 @@
 """What was typed behind `plan` and `advise`: the run that is meant, and which options go with it."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import click
@@ -17,6 +18,7 @@ from foretrain.config.presets import is_surely_asked
 from foretrain.config.resolve import ResolvedConfig
 
 finetune = Later("foretrain.config.finetune.asked")
+exact, traced = Later("foretrain.cli.planning.exact"), Later("foretrain.predict.finetune.traced")
 OWN = ("gpus", "link", "network", "write_job")  # options that only a plan for several cards has
 LIMITS = ("co2", "within", "tokens", "data_tokens")  # options of `plan` that a plan of a changed run has as well
 TRACES = ("alloc_conf", "python")  # and those of its trace
@@ -69,6 +71,8 @@ def read(context: click.Context, words: list[str]) -> PlanRequest:
         print_said(finetune.how_chosen(words), quiet=given["quiet"])
     _check_options(context, kind)
     check_cards(context)
+    if kind == "fine-tuning":
+        context.with_resource(traced.shown_by(partial(exact.unasked_progress, given["quiet"])))
     found = request_of(kind, words, cards, given.get("data_tokens") or "")
     if kind == "pretraining":
         assert isinstance(found, PretrainingRequest)

@@ -47,7 +47,7 @@ def facts_of(
         return None
     published = keys.table("quantization_config").config
     return ModelFacts(
-        model_type=model_type, **parts, dtype=_dtype(keys), quantization=_quantization(keys),
+        model_type=model_type, **parts, dtype=dtype_of(config), quantization=quantization_of(config, where),
         published=published_in(published) if published else "",
     )  # fmt: skip
 
@@ -65,8 +65,9 @@ def facts_to_generate(source: ModelSource) -> ModelFacts:
     return facts
 
 
-def _dtype(keys: Keys) -> Any:
+def dtype_of(config: Mapping[str, Any]) -> Any:
     """Return the dtype of the published weights; float32 where the config does not say, as torch.save has it."""
+    keys = Keys(config, "", "")
     for table in (keys, keys.table("text_config")):
         word = table.config.get("dtype") or table.config.get("torch_dtype")
         if isinstance(word, str) and word.removeprefix("torch.") in _DTYPES:
@@ -74,8 +75,9 @@ def _dtype(keys: Keys) -> Any:
     return "float32"
 
 
-def _quantization(keys: Keys) -> str:
-    table = keys.table("quantization_config")
+def quantization_of(config: Mapping[str, Any], where: str = "config.json") -> str:
+    """Return how the published weights are quantized; "" where they are not."""
+    table = Keys(config, where, "").table("quantization_config")
     if not table.config:
         return ""
     method = table.word("quant_method", default=FOUR_BITS)[:40]

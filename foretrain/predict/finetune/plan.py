@@ -5,7 +5,8 @@ card's rates.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ from foretrain.base.records import Note, Record
 from foretrain.config.finetune.options import Bound, FineTune
 from foretrain.config.hub.facts import LIGER_VERSION, UNKNOWN, WITHOUT, ModelFacts, ModelSource, kernels_of
 from foretrain.config.hub.parameters import parameters_of
-from foretrain.config.hub.source import FOUR_BITS
+from foretrain.config.hub.source import FOUR_BITS, dtype_of, quantization_of
 from foretrain.hardware.catalogue import Gpu
 from foretrain.hardware.devices import Context
 from foretrain.predict.energy import Prices
@@ -34,10 +35,13 @@ from foretrain.predict.finetune.targets import (
     saved_notes,
     unknown_names,
 )
-from foretrain.predict.finetune.time import logged, timing
+from foretrain.predict.finetune.time import StepWork, TracedWork, logged, timing
+from foretrain.predict.finetune.traced import trace_alone
 from foretrain.predict.memory import RunMemory
 from foretrain.predict.plan import PlanRecord
 from foretrain.predict.timing import PRICES, Timing
+
+DEQUANTIZED = ("mxfp4",)  # formats that transformers turns into 16 bits for training (Mxfp4Config(dequantize=True))
 
 
 class FineTuneCounts(Record):
@@ -54,6 +58,25 @@ class FineTuneCounts(Record):
         return cls(n_params=ledger.n_params, n_trained=ledger.n_trained, gradient_dtypes=ledger.gradient_dtypes)
 
 
+@dataclass(frozen=True)
+class Answer:
+    """Memory and counts of a run: from the estimate's ledger, or from a trace where there is no estimate."""
+
+    memory: RunMemory
+    counts: FineTuneCounts
+    ledger: FineTuneLedger | None
+    notes: tuple[Note, ...] = ()
+
+    @classmethod
+    def of(cls, source: ModelSource, tune: FineTune, gpu: Gpu, room: int | None) -> "Answer":
+        """Raises UserError where the model can neither be estimated nor traced."""
+        if source.facts is not None:
+            ledger = estimated(source.facts, tune, gpu)
+            return cls(ledger.judged(room, gpu.memory_bytes), FineTuneCounts.of(ledger), ledger)
+        found = trace_alone(source, tune, gpu, room)
+        return cls(found.memory, FineTuneCounts.model_validate(found.counts), None, found.notes)
+
+
 class FineTunePlan(PlanRecord):
     """The forecast of one model, one way to fine-tune it, one card. `bound`: what the figures are of the run's, where
     something is not planned; `bounded_by`: what that is."""
@@ -61,7 +84,8 @@ class FineTunePlan(PlanRecord):
     kind: Literal["fine-tuning"] = "fine-tuning"
     name: str
     where: str
-    facts: ModelFacts
+    facts: ModelFacts | None  # None: the model's real code was traced, of which `config` is the config.json
+    config: dict[str, object] | None = None
     tune: FineTune
     gpu: Gpu
     counts: FineTuneCounts
@@ -72,6 +96,10 @@ class FineTunePlan(PlanRecord):
     notes: tuple[Note, ...] = ()
     bound: Bound = "exact"
     bounded_by: tuple[str, ...] = ()
+
+    @property
+    def source(self) -> ModelSource:
+        return ModelSource(name=self.name, where=self.where, config=self.config or {}, facts=self.facts)
 
     @property
     def needs(self) -> RunMemory:
@@ -96,24 +124,22 @@ def plan(
     are of the run's. Raises UserError where foretrain does not know the model's parts (only a
     trace can then), or the device is neither a card of CUDA's nor a CPU."""
     facts = source.facts
-    if facts is None:
-        raise UserError("usage.family_unknown", model=str(source.config.get("model_type")), source=source.where)
-    if facts.quantization:
-        four_bits = facts.quantization == FOUR_BITS
+    quantization = facts.quantization if facts else quantization_of(source.config)
+    if quantization and quantization not in DEQUANTIZED:
+        four_bits = quantization == FOUR_BITS
         id = "usage.four_bit_source" if four_bits else "usage.quantized_source"
-        raise UserError(id, model=source.name, quantization=facts.quantization, method=tune.method)
+        raise UserError(id, model=source.name, quantization=quantization, method=tune.method)
     if gpu.kind not in ("cuda", "cpu") or not gpu.is_trained_on:
         raise UserError("usage.finetune_needs_cuda", gpu=gpu.name)
-    tune = resolved(facts, tune, gpu)
+    tune = resolved(source, tune, gpu)
     room = None if gpu.memory_bytes is None else max(0, gpu.memory_bytes - used_by_others_bytes)
-    ledger = estimated(facts, tune, gpu)
+    answer = Answer.of(source, tune, gpu, room)
     bound = bound_of([tune.bound, *unplanned.values()])
-    memory = bounded(ledger.judged(room, gpu.memory_bytes), bound)
     return FineTunePlan(
-        name=source.name, where=source.where, facts=facts, tune=tune, gpu=gpu, counts=FineTuneCounts.of(ledger),
-        available_bytes=room, used_by_others_bytes=used_by_others_bytes, memory=memory,
-        timing=_timing(facts, tune, gpu, prices) if bound == "exact" else None,
-        notes=tuple(notes_of(source, facts, tune, gpu, used_by_others_bytes, ledger)), bound=bound,
+        name=source.name, where=source.where, facts=facts, config=None if facts else source.config, tune=tune, gpu=gpu,
+        counts=answer.counts, available_bytes=room, used_by_others_bytes=used_by_others_bytes,
+        memory=bounded(answer.memory, bound), timing=_timing(source, tune, gpu, prices) if bound == "exact" else None,
+        notes=tuple(notes_of(source, tune, gpu, used_by_others_bytes, answer)), bound=bound,
         bounded_by=(*tune.bounded_by, *unplanned),
     )  # fmt: skip
 
@@ -155,13 +181,12 @@ def replanned(plan: FineTunePlan, **options: object) -> FineTunePlan:
 def untimed(plan: FineTunePlan, **options: object) -> FineTunePlan:
     """The same with other options and without its time: a search asks for the memory of many runs. Raises UserError
     for what this model or card cannot have."""
-    tune = resolved(plan.facts, FineTune.model_validate({**plan.tune.model_dump(), **options}), plan.gpu)
+    tune = resolved(plan.source, FineTune.model_validate({**plan.tune.model_dump(), **options}), plan.gpu)
     if plan.tune.rewards and not tune.rewards:
         raise UserError("usage.reward_kernels", option=f"--loop {tune.loop}")
-    ledger = estimated(plan.facts, tune, plan.gpu)
-    memory = bounded(ledger.judged(plan.available_bytes, plan.gpu.memory_bytes), plan.bound)
-    counts = FineTuneCounts.of(ledger)
-    return plan.model_copy(update={"tune": tune, "counts": counts, "memory": memory, "timing": None})
+    answer = Answer.of(plan.source, tune, plan.gpu, plan.available_bytes)
+    memory = bounded(answer.memory, plan.bound)
+    return plan.model_copy(update={"tune": tune, "counts": answer.counts, "memory": memory, "timing": None})
 
 
 def with_time(plan: FineTunePlan, before: FineTunePlan) -> FineTunePlan:
@@ -169,30 +194,64 @@ def with_time(plan: FineTunePlan, before: FineTunePlan) -> FineTunePlan:
     if plan.bound != "exact":
         return plan
     prices = before.timing.prices if before.timing else PRICES
-    return plan.model_copy(update={"timing": _timing(plan.facts, plan.tune, plan.gpu, prices)})
+    return plan.model_copy(update={"timing": _timing(plan.source, plan.tune, plan.gpu, prices)})
 
 
 def timed(plan: FineTunePlan, step_s: float, prices: Prices = PRICES) -> FineTunePlan:
     """The same with the seconds of a step in a log."""
-    return plan.model_copy(update={"timing": logged(plan.facts, plan.tune, plan.gpu, step_s, prices)})
+    return plan.model_copy(update={"timing": logged(work_of(plan.source, plan.tune, plan.gpu), step_s, prices)})
 
 
-def _timing(facts: ModelFacts, tune: FineTune, gpu: Gpu, prices: Prices) -> Timing | None:
+def work_of(source: ModelSource, tune: FineTune, gpu: Gpu) -> StepWork | TracedWork:
+    """What a step of a run runs. Raises UserError where that can neither be estimated nor traced."""
+    if source.facts is not None:
+        return StepWork(source.facts, tune, gpu)
+    return TracedWork(tune, gpu, trace_alone(source, tune, gpu, None).work)
+
+
+def _timing(source: ModelSource, tune: FineTune, gpu: Gpu, prices: Prices) -> Timing | None:
     """That of a card; of a CPU, whose rates for these models nobody has measured, none."""
-    return timing(facts, tune, gpu, prices) if gpu.kind == "cuda" else None
+    return timing(work_of(source, tune, gpu), prices) if gpu.kind == "cuda" else None
 
 
-def resolved(facts: ModelFacts, tune: FineTune, gpu: Gpu) -> FineTune:
+def resolved(source: ModelSource, tune: FineTune, gpu: Gpu) -> FineTune:
     """The options with `auto` decided. Raises UserError for what this model cannot have."""
+    facts = source.facts
     tune = redirected(tune.model_copy(update={"unsloth": tune.unsloth or tune.loop == "unsloth"}))
     dtype: Any = tune.dtype
     tune = tune.model_copy(update={"amp": _amp(tune, gpu)})
     if dtype == "auto":  # unsloth loads any model in 16 bits
-        dtype = facts.dtype if not tune.unsloth else "bfloat16" if gpu.supports_bf16 else "float16"
+        published = facts.dtype if facts else dtype_of(source.config)
+        dtype = published if not tune.unsloth else "bfloat16" if gpu.supports_bf16 else "float16"
     if tune.unsloth and not tune.adapters and dtype == "float16":
         dtype = "float32"  # unsloth models/vision.py: "Float16 full finetuning … upcast weights to float32"
     if not tune.adapters and dtype == "float16" and tune.amp == "fp16":
         raise UserError("usage.fp16_weights")
+    if facts is not None:
+        _check_parts(facts, tune)
+    elif option := next((name for name, on in ALONE.items() if on(tune)), ""):
+        raise UserError("usage.family_alone", option=option, model=str(source.config.get("model_type"))[:40])
+    if tune.attn == "flash_attention_2" and dtype == "float32" and tune.amp == "no":
+        raise UserError("usage.flash_needs_half")
+    if tune.attn == "flash_attention_2" and not has_flash_2(gpu):
+        raise UserError("usage.flash_needs_ampere", gpu=gpu.name, capability=".".join(map(str, gpu.capability)))
+    asks = {"torch_compile": tune.compile, "unsloth": tune.unsloth, "use_liger_kernel": tune.liger}
+    if (what := next((name for name, on in asks.items() if on), None)) and not gpu.has_triton:
+        raise UserError("usage.needs_triton", what=what, gpu=gpu.name, capability=gpu.compute_capability)
+    return tune.model_copy(update={"dtype": dtype})
+
+
+# What is planned of models with an estimate alone, by option.
+ALONE: Mapping[str, Callable[[FineTune], bool]] = {
+    "--gpus": lambda tune: tune.world > 1,
+    "--liger": lambda tune: tune.liger,
+    "--unsloth": lambda tune: tune.unsloth,
+    "--load-in-8bit": lambda tune: tune.load_in_8bit,
+}
+
+
+def _check_parts(facts: ModelFacts, tune: FineTune) -> None:
+    """Raise UserError for options that a model of these parts cannot have."""
     check_saved(facts, tune)
     if tune.rewards and facts.model_type in WITHOUT_SCORE:
         raise UserError("usage.reward_model", model=facts.model_type)
@@ -204,16 +263,8 @@ def resolved(facts: ModelFacts, tune: FineTune, gpu: Gpu) -> FineTune:
         raise not_planned(tune, f"loop = trl, method = {tune.method}")
     if tune.adapters and not adapted_roles(facts, tune):
         raise no_such_layers(facts, tune)
-    if tune.attn == "flash_attention_2" and dtype == "float32" and tune.amp == "no":
-        raise UserError("usage.flash_needs_half")
-    if tune.attn == "flash_attention_2" and not has_flash_2(gpu):
-        raise UserError("usage.flash_needs_ampere", gpu=gpu.name, capability=".".join(map(str, gpu.capability)))
-    asks = {"torch_compile": tune.compile, "unsloth": tune.unsloth, "use_liger_kernel": tune.liger}
-    if (what := next((name for name, on in asks.items() if on), None)) and not gpu.has_triton:
-        raise UserError("usage.needs_triton", what=what, gpu=gpu.name, capability=gpu.compute_capability)
     if tune.positions_beyond(facts):
         raise UserError("usage.seq_beyond", seq_len=tune.seq_len, most=facts.max_positions)
-    return tune.model_copy(update={"dtype": dtype})
 
 
 def _amp(tune: FineTune, gpu: Gpu) -> str:
@@ -225,17 +276,24 @@ def _amp(tune: FineTune, gpu: Gpu) -> str:
     return half if (tune.quantized or tune.unsloth) and gpu.kind == "cuda" else "no"
 
 
-def notes_of(
-    source: ModelSource, facts: ModelFacts, tune: FineTune, gpu: Gpu, others_bytes: int, ledger: FineTuneLedger
-) -> list[Note]:
-    """All of them, in the order in which they are shown. `ledger`: the memory of the run."""
+def notes_of(source: ModelSource, tune: FineTune, gpu: Gpu, others_bytes: int, answer: Answer) -> list[Note]:
+    """All of them, in the order in which they are shown."""
     found: list[Note] = []
+    facts, ledger = source.facts, answer.ledger
 
     def note(id: str, **values: object) -> None:
         found.append(Note(id=id, values=values))
 
     if not others_bytes:
         note("others_unknown")
+    if facts is None or ledger is None:
+        model = str(source.config.get("model_type"))[:40]
+        dequantized = quantization_of(source.config)
+        note("family_traced", model=model)
+        if dequantized:
+            note("family_dequantized", quantization=dequantized)
+        paged = [Note(id="paged_optimizer", values={})] if tune.optim.startswith("paged") else []
+        return [*found, *gpu.notes, *paged, *answer.notes]
     if cards := cards_of(tune, gpu):
         size = ledger.n_trained * max(DTYPES[name].itemsize for name in ledger.gradient_dtypes)
         nccl = ledger.context.expected_bytes - Context.of(gpu).expected_bytes

@@ -4,7 +4,7 @@ Bytes and FLOPs come from the kernels that the model's own code runs (program.py
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -14,7 +14,7 @@ from foretrain.hardware.catalogue import Dtype, Gpu
 from foretrain.predict.abstract.dims import Kernel
 from foretrain.predict.abstract.passage import OUTSIDE
 from foretrain.predict.energy import Prices, spending
-from foretrain.predict.finetune.memory import symbols_of
+from foretrain.predict.finetune.memory import MICRO_BATCHES, symbols_of
 from foretrain.predict.finetune.optimizers import TRAFFIC
 from foretrain.predict.finetune.program import Program, kernels_of
 from foretrain.predict.finetune.ranks import waits_s
@@ -44,6 +44,27 @@ class StepWork:
         symbols |= dict.fromkeys(("flash", "split", "sums1", "sums2", "sums3", "sums4"), 0)
         self.outside: list[Operation] = []  # of no layer
         self.micro = list(self._operations(symbols))
+
+    @property
+    def model_flops(self) -> int:
+        return model_flops(self.program.facts, self.tune, self.gpu)
+
+    def waits_s(self, rates: Rates, work_s: float, host_s: float) -> tuple[float, float, float]:
+        """Seconds that several cards wait for one another in a step: low, expected, high."""
+        if self.tune.world == 1:
+            return 0.0, 0.0, 0.0
+        sizes = [p.numel() * p.dtype.itemsize for p in self.program.trained().values()]
+        pace = Pace(0, backward_root=busy_s([op for op in self.micro if op.part != "forward"], rates))
+        if self.tune.sharded:
+            pace = self.pace(rates)
+            pace = pace.scaled(max(work_s, host_s) / ((pace.forward + pace.backward) or 1.0))
+        low, expected, high = waits_s(self.tune, self.gpu, sizes, pace, self.program.shards)
+        return low, expected, high
+
+    def update_launches(self, kernels: list[Operation]) -> tuple[int, bool]:
+        """How many kernels the update launches, and whether they are many small ones."""
+        each = LAUNCHES.get(self.tune.optim, 0) * sum(op.name == "optimizer" for op in kernels)
+        return FUSED_LAUNCHES + each, each > 0
 
     def _operations(self, symbols: dict[str, int]) -> Iterator[Operation]:
         half = _half(self.tune)
@@ -132,13 +153,51 @@ def rates_for(tune: FineTune, gpu: Gpu) -> Rates | None:
     return rates_of(gpu, dtype)
 
 
-def step_s(facts: ModelFacts, tune: FineTune, gpu: Gpu) -> tuple[Range, int] | None:
+class TracedWork(StepWork):
+    """What a traced step runs (predict/trace/kernels/work.py), of a model that has no estimate."""
+
+    def __init__(self, tune: FineTune, gpu: Gpu, rows: Iterable[Sequence[Any]]) -> None:
+        self.tune, self.gpu = tune, gpu
+        self.micro, self.update = [], []
+        traced = min(MICRO_BATCHES, tune.grad_accum)
+        for *known, runs in rows:
+            part, kind, shape, *sizes = known
+            if part == "optimizer":
+                self.update.append(Operation("traced", kind, part, runs, shape, *sizes))
+            else:  # sums of gradients are of all micro-batches but the first
+                each = max(1, round(runs / traced))
+                self.micro.append(Operation("traced", kind, part, each, shape, *sizes))
+
+    @property
+    def model_flops(self) -> int:
+        """Without what checkpoints and flash attention's backward pass make again."""
+        once = [op for op in self.micro if op.part != "recompute"]
+        again = sum(op.runs * op.flops // 5 for op in once if op.kind == "attention_backward")
+        return self.tune.grad_accum * (flops(once) - again)
+
+    def waits_s(self, rates: Rates, work_s: float, host_s: float) -> tuple[float, float, float]:
+        return 0.0, 0.0, 0.0
+
+    def shared(self) -> list[Operation]:
+        return []
+
+    def accumulation(self) -> list[Operation]:
+        return []  # the engine's sums are among the kernels of a micro-batch
+
+    def optimizer(self) -> list[Operation]:
+        return self.update
+
+    def update_launches(self, kernels: list[Operation]) -> tuple[int, bool]:
+        return sum(op.runs for op in kernels), True
+
+
+def step_s(work: StepWork) -> tuple[Range, int] | None:
     """(seconds of one optimizer step, its FLOPs by FlopCounterMode's convention); None where the card's speed is not
     known."""
+    tune, gpu = work.tune, work.gpu
     rates = rates_for(tune, gpu)
     if rates is None:
         return None
-    work = StepWork(facts, tune, gpu)
     copies, later = work.shared(), tune.grad_accum - 1
     work_s, sums_s = busy_s(work.micro + copies, rates), busy_s(work.accumulation(), rates) * later
     launches = sum(op.runs for op in work.micro) + GATHER_LAUNCHES * sum(op.runs for op in copies)
@@ -151,14 +210,8 @@ def step_s(facts: ModelFacts, tune: FineTune, gpu: Gpu) -> tuple[Range, int] | N
         return tune.grad_accum * micro_s + slower * (sums_s + TRAINER_S) + update_s(slower, host)
 
     found, counted = range_between(time_s, gpu, as_nanogpt=False), tune.world * tune.grad_accum * flops(work.micro)
-    if tune.world > 1:
-        sizes = [p.numel() * p.dtype.itemsize for p in work.program.trained().values()]
-        pace = Pace(0, backward_root=busy_s([op for op in work.micro if op.part != "forward"], rates))
-        if tune.sharded:
-            pace = work.pace(rates)
-            pace = pace.scaled(max(work_s, host_s) / ((pace.forward + pace.backward) or 1.0))
-        low, expected, high = waits_s(tune, gpu, sizes, pace, work.program.shards)
-        found = Range(low_s=found.low_s + low, expected_s=found.expected_s + expected, high_s=found.high_s + high)
+    low, expected, high = work.waits_s(rates, work_s, host_s)
+    found = Range(low_s=found.low_s + low, expected_s=found.expected_s + expected, high_s=found.high_s + high)
     return found, counted
 
 
@@ -166,9 +219,9 @@ def _optimizer_s(work: StepWork, rates: Rates) -> Callable[[float, float], float
     """Clipping and the update, on a device and a host that take so many times as long: of many small kernels the longer
     of running and launching them."""
     kernels = work.optimizer()
-    each = LAUNCHES.get(work.tune.optim, 0) * sum(op.name == "optimizer" for op in kernels)
-    work_s, launching_s = busy_s(kernels, rates), (FUSED_LAUNCHES + each) * rates.launch_s(compiled=False)
-    together = max if each else lambda a, b: a + b
+    launches, many = work.update_launches(kernels)
+    work_s, launching_s = busy_s(kernels, rates), launches * rates.launch_s(compiled=False)
+    together = max if many else lambda a, b: a + b
     return lambda slower, host: together(slower * work_s, host * launching_s)
 
 
@@ -211,20 +264,20 @@ def _counted(facts: str, tune: str, gpu: str) -> int:
     return flops(work.micro) - again
 
 
-def timing(facts: ModelFacts, tune: FineTune, gpu: Gpu, prices: Prices = PRICES) -> Timing | None:
+def timing(work: StepWork, prices: Prices = PRICES) -> Timing | None:
     """How long it takes and what it costs; None where the card's speed is not known."""
-    found = step_s(facts, tune, gpu)
+    found = step_s(work)
     if found is None:
         return None
     each, counted = found
-    return _timing(tune, gpu, prices, each, (model_flops(facts, tune, gpu), counted))
+    return _timing(work.tune, work.gpu, prices, each, (work.model_flops, counted))
 
 
-def logged(facts: ModelFacts, tune: FineTune, gpu: Gpu, seconds: float, prices: Prices = PRICES) -> Timing:
+def logged(work: StepWork, seconds: float, prices: Prices = PRICES) -> Timing:
     """The same from the seconds of a step in a log, on any card."""
-    each = Range(low_s=seconds, expected_s=seconds, high_s=seconds)
-    counted = model_flops(facts, tune, gpu), tune.world * tune.grad_accum * flops(StepWork(facts, tune, gpu).micro)
-    return _timing(tune, gpu, prices, each, counted, "measured (log)")
+    each, tune = Range(low_s=seconds, expected_s=seconds, high_s=seconds), work.tune
+    counted = work.model_flops, tune.world * tune.grad_accum * flops(work.micro)
+    return _timing(tune, work.gpu, prices, each, counted, "measured (log)")
 
 
 def _timing(

@@ -24,6 +24,7 @@ from foretrain.predict.trace.kernels import reductions
 from foretrain.predict.trace.kernels.attention import Attention
 from foretrain.predict.trace.kernels.choices import Choices
 from foretrain.predict.trace.kernels.values import Values
+from foretrain.predict.trace.kernels.work import Work
 from foretrain.predict.trace.record import Recorder
 from foretrain.predict.trace.subclasses import held_tensors, wraps
 
@@ -114,6 +115,7 @@ class Tracer(TorchDispatchMode):
         ] = {}  # ops of libraries -> a function of the ops that they consist of
         self.workspaces: dict[str, int] = {}  # of libraries, kept until they are cleared: the allocation of each name
         self.paged_bytes = 0  # in managed memory, outside the allocator
+        self.work: Work | None = None  # where the kernels of a step are counted
         self.autocast = False  # in the program's context: here, below it, it is always off
         self._below_autograd = False
 
@@ -209,6 +211,12 @@ class Tracer(TorchDispatchMode):
             return "backward"
         return "optimizer" if self.stepping else "forward"
 
+    def part(self) -> str:
+        """Return the part of the step, in which a recomputation is one of its own."""
+        found = self.moment()
+        again = found == "forward" and torch._C._current_autograd_node() is not None
+        return "recompute" if again else found
+
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if func is DEVICE:  # C++ asks it of a fake tensor twice for each op: no need for the fake mode
             return args[0].device
@@ -237,6 +245,8 @@ class Tracer(TorchDispatchMode):
             with self:
                 return reductions.run_composed(func, args, kwargs)
         if func in self.composed:
+            if self.work is not None:
+                self.work.add(func, args, kwargs, None, self.part())
             return self._below(self.composed[func], args, kwargs)
         op = func.overloadpacket.__name__
         self.record.moment(self.moment())
@@ -246,6 +256,8 @@ class Tracer(TorchDispatchMode):
             (self.matmul_dtypes if here else self.elsewhere)[str(args[0].dtype)[6:]] += 1
         out = on_fakes(func, args, kwargs)
         steps: list[Step] = []
+        if here and self.work is not None:
+            self.work.add(func, args, kwargs, out, self.part())
         if here:
             steps += [*reductions.inside(op, args), *reductions.as_large_as_the_input(op, args, kwargs)]
             steps += self.in_kernel(self, op, args, out) if self.in_kernel is not None else []

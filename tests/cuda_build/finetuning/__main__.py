@@ -159,7 +159,7 @@ def _estimate(case: Case) -> Any:
     facts = facts_of(case.config, case.model)
     if facts is None:
         return ()
-    return estimated(facts, resolved(facts, case.tune, card()), card()).memory.phases
+    return estimated(facts, resolved(source_of(case.config, case.model), case.tune, card()), card()).memory.phases
 
 
 def summary(rows: list[Row]) -> dict[str, Any]:

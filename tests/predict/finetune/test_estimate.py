@@ -19,7 +19,7 @@ from foretrain.predict.finetune.memory import estimated
 from foretrain.predict.finetune.plan import plan, replanned
 from foretrain.predict.finetune.program import Program
 from foretrain.predict.finetune.targets import ROLES, adapted_roles
-from foretrain.predict.finetune.time import step_s
+from foretrain.predict.finetune.time import StepWork, step_s
 from foretrain.predict.finetuning import of_plan
 from foretrain.predict.largest import largest
 
@@ -364,12 +364,12 @@ def test_flops_are_six_for_a_parameter_and_token() -> None:
     source = find_source("qwen3-0.6b")
     assert source.facts is not None
     tune = FineTune(dtype="bfloat16", batch_size=1, seq_len=128)
-    found = step_s(source.facts, tune, find_gpu(CARD))
+    found = step_s(StepWork(source.facts, tune, find_gpu(CARD)))
     assert found is not None
     matrices = 596_049_920  # of which the embedding is the head too
     attention = 28 * 14 * 128**2 * 16 * 128
     assert found[1] == pytest.approx(6 * matrices * 128 + attention, rel=0.005)
-    frozen = step_s(source.facts, tune.model_copy(update={"method": "lora", "lora_r": 1}), find_gpu(CARD))
+    frozen = step_s(StepWork(source.facts, tune.model_copy(update={"method": "lora", "lora_r": 1}), find_gpu(CARD)))
     # No gradient of a frozen weight is computed, nor of the first block's input.
     assert frozen[1] == pytest.approx(4 * matrices * 128 + attention, rel=0.01)
 
@@ -463,7 +463,7 @@ def test_a_mixture_agrees_with_its_trace_on_other_cards(card: str, monkeypatch: 
     agree_in_all_phases(built_config("mixtral"), method="lora", dtype=half)
 
 
-def test_a_family_without_facts_is_refused() -> None:
-    source = ModelSource(name="x", where="x", config={"model_type": "bloom"}, facts=None)
-    with pytest.raises(UserError, match="bloom"):
+def test_a_model_that_transformers_lacks_is_refused() -> None:
+    source = ModelSource(name="x", where="x", config={"model_type": "nobody"}, facts=None)
+    with pytest.raises(UserError, match="nobody"):
         plan(source, FineTune(), find_gpu(CARD))

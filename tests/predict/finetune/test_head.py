@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from foretrain.app.finetune import exact_finetune
 from foretrain.base.errors import UserError
 from foretrain.config.finetune.options import FineTune
 from foretrain.config.hub.source import text_source
 from foretrain.hardware.catalogue import catalogue
 from foretrain.predict.finetune.plan import FineTunePlan, plan
+from foretrain.predict.finetune.traced import exact_finetune
 from tests.kit.finetune import small
 
 TIED, APART = "smollm2-135m", "mistral-7b-v0.1"

@@ -8,7 +8,7 @@ from foretrain.config.finetune.options import FineTune
 from foretrain.config.hub.facts import ModelFacts
 from foretrain.config.hub.source import find_source
 from foretrain.hardware.catalogue import find_gpu
-from foretrain.predict.finetune.time import model_flops, timing
+from foretrain.predict.finetune.time import StepWork, model_flops, timing
 from foretrain.predict.timing import Timing
 
 GPU = find_gpu("RTX 4090")
@@ -67,7 +67,7 @@ def test_adapters_need_no_gradient_of_a_frozen_weight(way: dict[str, Any], metho
 
 
 def timed(**options: Any) -> Timing:
-    found = timing(facts("llama-3.2-1b"), tuned(**options), GPU)
+    found = timing(StepWork(facts("llama-3.2-1b"), tuned(**options), GPU))
     assert found is not None
     return found
 

@@ -135,7 +135,7 @@ def test_energy_and_money_follow_the_prices_that_are_given() -> None:
     assert facts is not None
     tune = FineTune.model_validate({"dtype": "bfloat16", "batch_size": 2, "seq_len": 64, "max_steps": 1000})
     rented = PRICES.model_copy(update={"price_per_hour": 2.0, "co2_per_kwh": 400.0})
-    bought, hired = (timing(facts, tune, find_gpu("RTX 4090"), prices) for prices in (PRICES, rented))
+    bought, hired = (timing(StepWork(facts, tune, find_gpu("RTX 4090")), prices) for prices in (PRICES, rented))
     assert hired.rent_expected == pytest.approx(2.0 * bought.total_s.expected_s / 3600)
     assert (hired.cost_expected, bought.rent_expected, bought.co2_expected_g) == (None, None, None)
     assert bought.energy_expected_j is not None
@@ -148,4 +148,4 @@ def test_tensors_without_elements_are_no_kernels() -> None:
     facts = facts_of(small("phi-3.5-mini"))
     assert facts is not None
     tune = FineTune.model_validate({"batch_size": 2, "seq_len": 64, "dtype": "float32", "amp": "bf16"})
-    assert timing(facts, tune, find_gpu("RTX 4090"), PRICES) is not None
+    assert timing(StepWork(facts, tune, find_gpu("RTX 4090")), PRICES) is not None

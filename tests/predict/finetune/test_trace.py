@@ -24,7 +24,7 @@ pytest.importorskip("transformers", minversion="5")
 pytest.importorskip("accelerate")
 pytest.importorskip("peft")
 
-from foretrain.app.finetune import exact_finetune
+from foretrain.predict.finetune.traced import exact_finetune
 from foretrain.predict.trace.finetune import drive
 from tests.kit import finetune_proof as proof
 

@@ -37,6 +37,7 @@ from foretrain.predict.finetune.program import CONVERTED_BACK, widens
 from foretrain.predict.trace.card.patches import Patches
 from foretrain.predict.trace.finetune import standins, unsloth
 from foretrain.predict.trace.finetune.standins import loaded
+from foretrain.predict.trace.kernels.work import Work
 from foretrain.predict.trace.names import Names
 from foretrain.predict.trace.record import Allocation, Trace
 from foretrain.predict.trace.session import in_one_sentence, tracing
@@ -221,6 +222,8 @@ class Run:
     tracer: Tracer
     names: Names
     micro_batches: list[int] = field(default_factory=list)
+    work: Work = field(default_factory=Work)  # of the second step
+    counts: dict[str, Any] = field(default_factory=dict)
 
     def go(self) -> None:
         with tempfile.TemporaryDirectory(prefix="foretrain-") as folder, standins.written_to_host():
@@ -241,6 +244,7 @@ class Run:
         self.tracer.enter("prepare")
         found = loop_of(self.tune).trainer(self, model, folder)
         self.names.learn(found.model)
+        self.counts = counts_of(found.model)
         found.remove_callback(PrinterCallback)
         self.names.before_a_root()  # whatever was imported by now
         return found
@@ -273,13 +277,28 @@ class Run:
         return found
 
 
+def counts_of(model: Any) -> dict[str, Any]:
+    """Count parameters, those in 4 bits as they were before."""
+    found = [(getattr(p, "quant_state", None), p) for p in model.parameters()]
+    trained = [p for _, p in found if p.requires_grad]
+    return {
+        "n_params": sum(math.prod(state.shape) if state else p.numel() for state, p in found),
+        "n_trained": sum(p.numel() for p in trained),
+        "gradient_dtypes": sorted({str(p.dtype)[6:] for p in trained}),
+    }
+
+
 class Marks(TrainerCallback):
     def __init__(self, run: Run) -> None:
         self.run = run
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.run.tracer.enter("steady_step" if state.global_step else "first_step")
+        self.run.tracer.work = self.run.work if state.global_step == 1 else None
         self.on_substep_end(args, state, control)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.run.tracer.work = None
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.run.micro_batches.append(len(self.run.tracer.record.events))
@@ -454,7 +473,7 @@ def trace(job: dict[str, Any]) -> Trace:
     record.facts = {
         "torch": torch.__version__, "gpu": gpu.name, "attention": sorted(there.attention.seen),
         "matmul_dtypes": dict(tracer.matmul_dtypes), "paged_bytes": tracer.paged_bytes,
-        "micro_batches": run.micro_batches,
+        "micro_batches": run.micro_batches, "work": run.work.rows(), "counts": run.counts,
         "notes": sorted({*there.notes, *tracer.values.notes(), *tracer.ranges}),
         **session.marks.facts(),
     }  # fmt: skip

@@ -6,6 +6,8 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pydantic import Field
+
 from foretrain.base.records import Note, Record
 from foretrain.base.units import MIB
 from foretrain.config.finetune.options import FineTune
@@ -112,6 +114,10 @@ class FineTuneRequest:
 MOMENTS = {"load": "build", "prepare": "build", "save": "save", "merge": "merge"}  # of phases that run no model
 
 
+# (part, kind, shape, dtype, FLOPs, bytes read, bytes written, runs): trace/kernels/work.py
+WorkRow = tuple[str, str, tuple[int, ...], str, int, int, int, int]
+
+
 class FineTuneTrace(Record):
     """The traced memory of a fine-tuning run. `death`: where it runs out of memory under what the card leaves.
 
@@ -125,6 +131,8 @@ class FineTuneTrace(Record):
     death: Death | None
     attention: tuple[str, ...]
     versions: dict[str, str]
+    counts: dict[str, Any] = Field(default_factory=dict)  # of FineTuneCounts
+    work: tuple[WorkRow, ...] = ()  # of the second step
     notes: tuple[Note, ...] = ()
 
 
@@ -153,7 +161,8 @@ def answered(
         memory=memory, death=death,
         smallest_limit_bytes=smallest_limit_bytes(trace, settings, physical=True, step_bytes=step, free=run),
         smallest_limit_expandable_bytes=smallest_limit_bytes(trace, expandable, physical=True, step_bytes=step),
-        attention=tuple(trace.facts["attention"]), versions=versions,
+        attention=tuple(trace.facts["attention"]), versions=versions, counts=trace.facts.get("counts", {}),
+        work=trace.facts.get("work", ()),
         notes=_notes(trace),
     )  # fmt: skip
 

@@ -20,7 +20,7 @@ import transformers.modeling_utils
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_iter
-from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel, trainer_pt_utils
+from transformers import CONFIG_MAPPING, AutoConfig, BitsAndBytesConfig, PreTrainedModel, trainer_pt_utils
 from transformers.initialization import no_init_weights
 
 from foretrain.config.finetune.options import FineTune
@@ -44,13 +44,30 @@ def config_of(written: dict[str, Any]) -> Any:
     """Return transformers' config of a config.json. Raises StandInError for an unknown model."""
     kind = str(written.get("model_type", ""))
     values = {name: value for name, value in written.items() if name not in ("model_type", "quantization_config")}
-    try:
-        config: Any = AutoConfig.for_model(kind, **values)
-    except ValueError:
-        raise StandInError(f"transformers knows no model_type {kind!r}") from None
-    if type(config) not in AutoModelForCausalLM._model_mapping:
-        raise StandInError(f"transformers has no model of {kind!r} that predicts the next token")
-    return config
+    if kind not in CONFIG_MAPPING:
+        raise StandInError(f"transformers knows no model_type {kind!r}")
+    return AutoConfig.for_model(kind, **values)
+
+
+HEADS = ("CausalLM", "ImageTextToText", "MultimodalLM", "Seq2SeqLM", "MaskedLM")  # of models that are trained on text
+
+
+def kind_of(config: Any, written: dict[str, Any], tune: FineTune) -> Any:
+    """Return the class of the model that is trained: the one that the config names where it has a loss on text.
+
+    Raises StandInError where there is none.
+    """
+    if tune.rewards:
+        return transformers.AutoModelForSequenceClassification._model_mapping[type(config)]
+    kinds = [
+        kind
+        for head in HEADS
+        if (kind := getattr(transformers, f"AutoModelFor{head}")._model_mapping.get(type(config), None)) is not None
+    ]
+    if not kinds:
+        raise StandInError(f"transformers has no model of {written.get('model_type')!r} that is trained on text")
+    named = written.get("architectures") or ()
+    return next((kind for kind in kinds if kind.__name__ in named), kinds[0])
 
 
 def dtype_of(written: dict[str, Any], tune: FineTune) -> torch.dtype:
@@ -70,14 +87,14 @@ def loaded(written: dict[str, Any], tune: FineTune, device: torch.device) -> Pre
     """Return the model as from_pretrained leaves it; quantized ones are on the device, others on the host."""
     config, dtype = config_of(written), dtype_of(written, tune)
     config.num_labels = 1  # of a reward model
-    auto: Any = transformers.AutoModelForSequenceClassification if tune.rewards else AutoModelForCausalLM
-    kind = auto._model_mapping[type(config)]
+    kind = kind_of(config, written, tune)
+    attention = tune.attn if tune.attn != "sdpa" or kind._supports_sdpa else None  # transformers' own choice
     shapes = _checkpoint_tensors(kind, config, dtype)
     quantized: dict[str, Any] = {}
     if tune.method == "qlora":
         quantized = {"quantization_config": in_4_bits(tune, dtype), "device_map": {"": device}}
     return kind.from_pretrained(
-        None, config=config, state_dict=shapes, dtype=dtype, attn_implementation=tune.attn, **quantized
+        None, config=config, state_dict=shapes, dtype=dtype, attn_implementation=attention, **quantized
     )
 
 

@@ -88,12 +88,12 @@ def largest(plan: FineTunePlan, found: Largest) -> Message:
     values = {
         "option": found.option, "value": found.value, "gpu": plan.gpu.name, "available": room, "beyond": needed,
         "needed": found.found.needed_expected_bytes if found.found else 0, "next": beyond.value if beyond else 0,
-        "positions": plan.facts.max_positions,
+        "positions": plan.facts.max_positions if plan.facts else 0,
     }  # fmt: skip
     tight = beyond is not None and (needed <= room or format_bytes(needed) == format_bytes(room))
     if not found.value:
         return Message("finetune.largest_none_tight" if tight else "finetune.largest_none", values)
-    if found.option == "seq_len" and found.value == plan.facts.max_positions:
+    if plan.facts and found.option == "seq_len" and found.value == plan.facts.max_positions:
         trained = "finetune.largest_trained" if beyond and beyond.fits else "finetune.largest_trained_all"
         return Message("finetune.largest_learned" if plan.facts.positions == "learned" else trained, values)
     if beyond is None:

@@ -107,6 +107,8 @@ def lines(plan: FineTunePlan) -> tuple[Row, ...]:
 
 def sizes(plan: FineTunePlan) -> Message:
     facts = plan.facts
+    if facts is None:
+        return Message("finetune.sizes_traced", {"family": str((plan.config or {}).get("model_type"))})
     values = {
         "layers": facts.n_layer, "width": facts.n_embd, "heads": facts.n_head, "kv_heads": facts.n_kv_head,
         "mlp": facts.mlp_width, "vocabulary": facts.vocab_size, "dtype": facts.dtype, "family": facts.model_type,

@@ -1,0 +1,75 @@
+"""The memory and time of a fine-tuning run from a trace of its real code, which models without an estimate have."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextvars import ContextVar
+
+from foretrain.base.errors import UserError
+from foretrain.base.records import Note
+from foretrain.config.finetune.options import FineTune
+from foretrain.config.hub.facts import ModelSource
+from foretrain.hardware.catalogue import Gpu
+from foretrain.predict.allocator.settings import Settings
+from foretrain.predict.trace import interpreter, service
+from foretrain.predict.trace.finetune.request import TRACED_LOOPS, FineTuneRequest, FineTuneTrace, answered
+
+Listen = Callable[[str], None]
+Progress = Callable[[], AbstractContextManager[Listen]]
+_PROGRESS: ContextVar[Progress] = ContextVar("_PROGRESS", default=lambda: nullcontext(lambda text: None))
+
+
+@contextmanager
+def shown_by(progress: Progress) -> Iterator[None]:
+    """Show with `progress` each trace that a plan makes because there is no estimate."""
+    before = _PROGRESS.set(progress)
+    try:
+        yield
+    finally:
+        _PROGRESS.reset(before)
+
+
+def trace_alone(source: ModelSource, tune: FineTune, gpu: Gpu, available_bytes: int | None) -> FineTuneTrace:
+    """Return the trace of a model that has no estimate. Raises UserError where it cannot be traced either."""
+    shown: list[Listen] = []
+    try:
+        with ExitStack() as stack:
+
+            def listen(text: str) -> None:
+                if not shown:
+                    shown.append(stack.enter_context(_PROGRESS.get()()))
+                shown[0](text)
+
+            return exact_finetune(source, tune, gpu, available_bytes, listen)
+    except service.TraceUnavailable as error:
+        model = str(source.config.get("model_type"))[:40]
+        raise UserError("usage.family_unknown", model=model, source=source.where, reason=str(error)) from None
+
+
+def exact_finetune(
+    source: ModelSource,
+    tune: FineTune,
+    gpu: Gpu,
+    available_bytes: int | None,
+    listen: Listen = lambda text: None,
+    settings: Settings | None = None,
+) -> FineTuneTrace:
+    """Return the traced memory of a run, with verdicts for what the process may take, context included.
+
+    `listen` hears how far it is. Raises service.TraceUnavailable with a sentence where it cannot be traced.
+    """
+    request = FineTuneRequest(source, tune, gpu)
+    question = {
+        "trace": request.key(), "available_bytes": available_bytes, "settings": (settings or Settings()).text(),
+        "grad_accum": tune.grad_accum, "gpu": gpu.model_dump(mode="json"),
+    }  # fmt: skip
+
+    def make() -> FineTuneTrace:
+        (trace,) = service.traces([request], listen)
+        versions = {"torch": str(trace.facts["torch"]), **interpreter.now().versions()}
+        return answered(trace, gpu, versions, available_bytes=available_bytes, settings=settings)
+
+    found = service.remembered(question, FineTuneTrace, make)
+    if tune.loop in TRACED_LOOPS:
+        return found
+    note = Note(id="traced_loop", values={"loop": tune.loop})
+    return found.model_copy(update={"notes": (*found.notes, note)})

@@ -1,0 +1,105 @@
+"""Models without an estimate: their real code is traced by itself, and gives memory, counts, FLOPs and time."""
+
+from typing import Any
+
+import pytest
+
+from foretrain.base.errors import UserError
+from foretrain.config.finetune.options import FineTune
+from foretrain.hardware.catalogue import find
+from foretrain.predict.finetune.plan import FineTunePlan, plan, replanned
+from tests.kit.command import foretrain
+from tests.kit.finetune import small, source_of
+
+transformers = pytest.importorskip("transformers", minversion="5")
+pytest.importorskip("accelerate")
+pytest.importorskip("peft")
+
+pytestmark = pytest.mark.slow
+
+GPU = find("RTX 4090")
+APERTUS = {
+    "model_type": "apertus", "vocab_size": 512, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128, "dtype": "bfloat16",
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+
+
+def planned(config: dict[str, Any], **options: Any) -> FineTunePlan:
+    tune = FineTune.model_validate({"seq_len": 64, "batch_size": 2, "lora_r": 8, **options})
+    return plan(source_of(config), tune, GPU)
+
+
+def built(config: dict[str, Any]) -> Any:
+    import torch
+
+    with torch.device("meta"):
+        made = transformers.AutoConfig.for_model(**config)
+        return transformers.AutoModelForCausalLM.from_config(made)
+
+
+def test_unknown_model_is_planned_from_its_real_code() -> None:
+    found = planned(APERTUS, method="full")
+    assert found.facts is None
+    assert found.memory.source == "traced"
+    assert found.verdict == "fits"
+    assert found.counts.n_params == found.counts.n_trained == built(APERTUS).num_parameters()
+    assert found.tune.dtype == "bfloat16"
+    assert {note.id for note in found.notes} >= {"family_traced"}
+
+
+def test_trace_alone_needs_what_the_estimate_needs() -> None:
+    """A family with an estimate, once with its facts and once without: FLOPs are equal, bytes and seconds near."""
+    from foretrain.config.hub.source import facts_of
+
+    config = small("qwen3-0.6b", num_hidden_layers=2)
+    for options in ({"method": "lora"}, {"method": "full", "gradient_checkpointing": True, "grad_accum": 2}):
+        traced = planned(config, **options)
+        tune = FineTune.model_validate({"seq_len": 64, "batch_size": 2, "lora_r": 8, **options})
+        known = plan(source_of(config).model_copy(update={"facts": facts_of(config)}), tune, GPU)
+        assert traced.timing
+        assert known.timing
+        assert traced.counts == known.counts
+        assert traced.timing.flops_per_step == known.timing.flops_per_step
+        assert traced.timing.hardware_flops_per_step == known.timing.hardware_flops_per_step
+        assert traced.memory.worst.allocated_bytes == pytest.approx(known.memory.worst.allocated_bytes, rel=0.01)
+        assert traced.timing.step_s.expected_s == pytest.approx(known.timing.step_s.expected_s, rel=0.1)
+
+
+def test_change_of_an_unknown_model_is_traced_again() -> None:
+    found = planned(APERTUS, method="lora")
+    larger = replanned(found, batch_size=4)
+    assert larger.needed_bytes > found.needed_bytes
+    assert larger.timing
+    assert found.timing
+    assert larger.timing.flops_per_step == 2 * (found.timing.flops_per_step or 0)
+
+
+@pytest.mark.parametrize(("option", "values"), [("--unsloth", {"unsloth": True}), ("--gpus", {"world": 2})])
+def test_option_that_needs_an_estimate_is_refused(option: str, values: dict[str, Any]) -> None:
+    with pytest.raises(UserError) as caught:
+        planned(APERTUS, method="lora", **values)
+    assert caught.value.id == "usage.family_alone"
+    assert caught.value.values["option"] == option
+
+
+def test_model_with_code_of_its_own_is_refused() -> None:
+    with pytest.raises(UserError) as caught:
+        planned({**APERTUS, "auto_map": {"AutoModelForCausalLM": "modeling.Own"}}, method="lora")
+    assert caught.value.id == "usage.family_unknown"
+    assert "never run" in str(caught.value)
+
+
+def test_weights_in_mxfp4_are_trained_in_16_bits() -> None:
+    found = planned({**APERTUS, "quantization_config": {"quant_method": "mxfp4"}}, method="lora")
+    assert "family_dequantized" in {note.id for note in found.notes}
+    assert found.needed_bytes == planned(APERTUS, method="lora").needed_bytes
+
+
+def test_first_screen_says_that_it_was_traced(tmp_path: Any) -> None:
+    import json
+
+    (tmp_path / "config.json").write_text(json.dumps(APERTUS))
+    said = foretrain("plan", str(tmp_path), "--method", "lora", "--seq-len", "64", "--gpu", "4090", code=0).stdout
+    assert "traced, not measured" in said
+    assert "a step" in said

@@ -14,21 +14,23 @@ What trains on other tokens per step, or needs hardware that was not named, come
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from foretrain.advice import combine
 from foretrain.advice.best import best
-from foretrain.advice.candidates import EACH_MORE, WORTH, Candidate, Search, settings, with_settings
 from foretrain.advice.cluster import buckets, counts, together
-from foretrain.advice.planner import Outcome, Planner
-from foretrain.advice.record import Advice, Advices, Estimate, Idle, Way
+from foretrain.advice.planner import Outcome, Planner, outcome_of
+from foretrain.advice.pricing import EACH_MORE, best_first, price
+from foretrain.advice.record import Advice, Advices, Estimate, Idle, Way, with_settings
 from foretrain.advice.rules import BY_ID, ORDER, RULES
-from foretrain.advice.rules.base import Change, Goal, Rule, State, loosest
+from foretrain.advice.rules.base import Change, Goal, Rule, State
+from foretrain.advice.search import WORTH, Search, Try, goal_of
 from foretrain.base.errors import UserError
 from foretrain.base.quantities import Limit
 from foretrain.config.options import RunConfig
 from foretrain.config.shape import ModelShape
 from foretrain.hardware.catalogue import Gpu, catalogue
-from foretrain.predict.plan import Plan, no_time
+from foretrain.predict.plan import Plan
 from foretrain.predict.pretraining import adjusted, spent_by_steps
 from foretrain.predict.ranks import ClusterPlan
 from foretrain.predict.scaling import BESIROGLU
@@ -39,7 +41,7 @@ LEAST_GAIN = 0.002  # nats: less than any law can tell apart
 BY_CERTAINTY = ("decay_to_end", "modern_recipe", "best_shape", "more_steps", "step_tokens")
 
 
-def lower_losses(plan: Plan, search: Search, faster: Callable[[], Advices], *, given: bool) -> Advices:
+def lower_losses(plan: Plan, search: Search, faster: Callable[[], Advices], goal: Goal | None) -> Advices:
     """Return what would end in a lower loss within the time that the run takes now; all of it fits by the plan.
     `faster`: the advice for speed.
 
@@ -51,10 +53,10 @@ def lower_losses(plan: Plan, search: Search, faster: Callable[[], Advices], *, g
     for id in ("decay_to_end", "modern_recipe", "step_tokens"):
         options = BY_ID[id].changes(search.state)
         made = search.made((id,), options[0], search.state) if options else None
-        if made is not None and made.outcome.fits:
+        if made is not None and made.fits:
             found.append(search.advice(made))
         elif made is not None:
-            useless.append(Idle(rule=id, reason="beyond", values={"needed": made.outcome.needed_bytes}))
+            useless.append(Idle(rule=id, reason="beyond", values={"needed": made.needed_bytes}))
         else:
             useless.append(Idle(rule=id, reason="already_on" if not options else "not_here"))
     known = _loss(plan.config, plan.work.dataset_tokens) < math.log(plan.config.vocab_size)  # less than by guessing
@@ -67,13 +69,7 @@ def lower_losses(plan: Plan, search: Search, faster: Callable[[], Advices], *, g
         else:
             useless.append(Idle(rule=id, reason="no_better"))
     found.sort(key=lambda each: BY_CERTAINTY.index(each.rules[-1]))
-    return Advices(
-        name=plan.name, goal="quality", goal_given=given, step=search.state.step, gpu=plan.gpu.name,
-        used_by_others_bytes=plan.used_by_others_bytes, tokens_per_step=plan.config.tokens_per_step,
-        now=search.effect(search.base),
-        advised=tuple(found), partial=(), useless=tuple(useless), planned=search.planner.planned,
-        nothing_fits=search.must_fit and not found,
-    )  # fmt: skip
+    return search.answer(plan, goal, found, useless=tuple(useless))
 
 
 def _loss(config: RunConfig, data: int | None) -> float:
@@ -102,14 +98,8 @@ def _with(search: Search, plan: Plan, rules: tuple[str, ...], config: RunConfig,
     outcome = search.planner.outcome(State(config, step.gpu, step.step, step.used_by_others_bytes))
     if estimate is None or outcome is None or not outcome.fits:
         return None
-    exactness = loosest([BY_ID[rule].exactness_on(search.state) for rule in rules])
-    advice = search.advice(Candidate(rules, outcome, exactness))
-    return advice.model_copy(
-        update={
-            "estimate": estimate, "settings": settings(plan.config, config),
-            "price": round(estimate.loss_then - estimate.loss_now, 4),
-        }
-    )  # fmt: skip
+    update = {"estimate": estimate, "price": round(estimate.loss_then - estimate.loss_now, 4)}
+    return search.advice(search.of(rules, outcome)).model_copy(update=update)
 
 
 def _more_steps(plan: Plan, search: Search, advices: Advices) -> Advice | None:
@@ -147,13 +137,6 @@ SHORT, LARGE_GAIN = 3, 0.1  # changes on a plan's screen, and how much of the ru
 ENOUGH = 3  # exact single changes that fit: then no sets are searched
 
 
-def default_goal(plan: Plan | ClusterPlan, step: StepName) -> Goal:
-    """fit where it does not fit with its margin, else speed; fit too where speeds are not known."""
-    of_cluster = isinstance(plan, ClusterPlan)
-    verdict, timing = (plan.verdict, plan.timing) if of_cluster else (plan.verdict_of(step), plan.timing_of(step))
-    return "fit" if verdict not in ("fits", None) or timing is None else "speed"
-
-
 def start_of(plan: Plan, step: StepName) -> State:
     return State(plan.config, plan.gpu, step, plan.used_by_others_bytes)
 
@@ -171,19 +154,18 @@ def advise(
     `rents`: what an hour of other cards costs, by name. `quick`: only what the short list of a plan shows.
     Raises UserError where the goal needs what is not known: how much memory there is, or how fast the device is.
     """
-    wanted = goal or default_goal(plan, step)
-    search = search_of(plan, step, wanted, rents)
-    if wanted == "quality" and isinstance(plan, Plan):
-        return lower_losses(plan, search, lambda: advise(plan, step, "speed"), given=goal is not None)
+    search = search_of(plan, step, goal, rents)
+    if search.goal == "quality" and isinstance(plan, Plan):
+        return lower_losses(plan, search, lambda: advise(plan, step, "speed"), goal)
     singles, idle = _singles(search, quick)
     found = [*singles, *_sets(search, singles, quick)]
     if isinstance(plan, ClusterPlan):
-        made = _answer(plan.one_card, search, goal is not None, found, [*idle, *buckets(plan, search.state.way)])
-        known = {"cluster": plan.cluster, "way": Way.of(plan.best or plan.least), "counts": counts(plan, search)}
-        return made.model_copy(update={**known, "planned": search.planner.planned})
-    if not quick or not any(c.outcome.fits for c in found):
+        way = Way.of(plan.best or plan.least)
+        known = {"cluster": plan.cluster, "way": way, "counts": counts(plan, search)}
+        return _answer(plan.one_card, search, goal, found, [*idle, *buckets(plan, search.state.way)], **known)
+    if not quick or not any(c.fits for c in found):
         found += _cards(search, found)
-    return _answer(plan, search, goal is not None, found, idle)
+    return _answer(plan, search, goal, found, idle)
 
 
 def short_list(plan: Plan, step: StepName) -> Advices | None:
@@ -201,53 +183,46 @@ def short_list(plan: Plan, step: StepName) -> Advices | None:
     return found.model_copy(update={"advised": tuple(gains[:SHORT]), "partial": (), "useless": ()})
 
 
-def search_of(plan: Plan | ClusterPlan, step: StepName, goal: Goal, rents: dict[str, float] | None = None) -> Search:
+def search_of(
+    plan: Plan | ClusterPlan, step: StepName, goal: Goal | None, rents: dict[str, float] | None = None
+) -> Search:
     """What advice is looked for from. Raises UserError as `advise` does."""
     if isinstance(plan, ClusterPlan):
         if goal == "quality":
             raise UserError("usage.cluster_quality")
-        rank, plan, cards = plan.best or plan.least, plan.one_card, (plan.cluster, plan.ways)
-        state = State(plan.config, cards[0].gpu, step, plan.used_by_others_bytes, *cards, rank.id)
-        planner, base = Planner(plan.timing), Outcome(state, rank.memory, plan.available_bytes, rank)
+        rank, one, cluster = plan.best or plan.least, plan.one_card, plan.cluster
+        state = State(one.config, cluster.gpu, step, one.used_by_others_bytes, cluster, plan.ways, rank.id)
+        planner = Planner(lambda state, count: outcome_of(state, count, one.timing))
+        base = Outcome(state, rank.memory, one.available_bytes, lambda: rank.timing, rank)
     else:
         planner = Planner()
         base = planner.outcome(start_of(plan, step))
     assert base is not None
-    if goal == "fit" and base.available_bytes is None:
-        raise UserError("usage.advise_memory", gpu=plan.gpu.name)
-    if goal != "fit" and base.timing is None:
-        raise no_time(plan, f"--goal {goal}")
-    if goal == "cost" and not base.money:
-        raise UserError("usage.no_price", text="--goal cost")
-    return Search(planner, base, goal, rents or {})
+    return Search(planner, base, goal_of(plan, base, goal), BY_ID, price, best_first, rents or {})
 
 
-def _answer(plan: Plan, search: Search, given: bool, found: list[Candidate], idle: list[Idle]) -> Advices:
+def _answer(plan: Plan, search: Search, goal: Goal | None, found: list[Try], idle: list[Idle], **known: Any) -> Advices:
     """What was found, sorted into what is advised, what is not enough and what is useless."""
-    distinct: dict[State, Candidate] = {}
-    for candidate in sorted(found, key=lambda c: (len(c.rules), search.order(c))):
-        distinct.setdefault(candidate.state, candidate)
+    distinct: dict[State, Try] = {}
+    for each in sorted(found, key=lambda c: (len(c.rules), search.order(c))):
+        distinct.setdefault(each.state, each)
     advised = _worthwhile(search, [c for c in distinct.values() if _is_advice(search, c)])
-    partial = [c for c in distinct.values() if not c.outcome.fits and search.must_fit and _saves(search, c)]
-    partial.sort(key=lambda c: c.outcome.needed_bytes)
+    partial = [c for c in distinct.values() if not c.fits and search.must_fit and _saves(search, c)]
+    partial.sort(key=lambda c: c.needed_bytes)
     buys = {rule for c in (*advised, *partial) for rule in (c.rules if search.state.cluster else c.rules[-1:])}
     alone = [c for c in distinct.values() if c.rules[-1] not in buys and c.rules[:-1] in ((), ("foretrain_step",))]
-    alone.sort(key=lambda c: BY_ID[c.rules[-1]].alternatives * -c.outcome.needed_bytes)  # the last one counts
-    nothing = [_nothing(search, c) for c in alone]
-    useless = {each.rule: each for each in (*idle, *nothing) if each.rule not in buys}
-    return Advices(
-        name=plan.name, goal=search.goal, goal_given=given, step=search.state.step, gpu=plan.gpu.name,
-        used_by_others_bytes=plan.used_by_others_bytes, tokens_per_step=plan.config.tokens_per_step,
-        now=search.effect(search.base),
-        advised=tuple(search.advice(c) for c in advised), partial=tuple(search.advice(c) for c in partial),
-        useless=tuple(sorted(useless.values(), key=lambda each: ORDER.get(each.rule, len(ORDER)))),
-        planned=search.planner.planned, nothing_fits=search.must_fit and not advised,
-    )  # fmt: skip
+    alone.sort(key=lambda c: BY_ID[c.rules[-1]].alternatives * -c.needed_bytes)  # the last one counts
+    useless = {each.rule: each for each in (*idle, *(_nothing(search, c) for c in alone)) if each.rule not in buys}
+    known |= {
+        "partial": tuple(map(search.advice, partial)),
+        "useless": tuple(sorted(useless.values(), key=lambda each: ORDER.get(each.rule, len(ORDER)))),
+    }
+    return search.answer(plan, goal, map(search.advice, advised), **known)
 
 
-def _before(search: Search, candidate: Candidate) -> Outcome:
-    """The plan without the candidate's last rule where that was foretrain's step, else the run as it is."""
-    if candidate.rules[:-1] == ("foretrain_step",):
+def _before(search: Search, tried: Try) -> Outcome:
+    """The plan without the tried's last rule where that was foretrain's step, else the run as it is."""
+    if tried.rules[:-1] == ("foretrain_step",):
         for change in BY_ID["foretrain_step"].changes(search.state):
             return search.planner.outcome(change.applied(search.state)) or search.base
     return search.base
@@ -259,36 +234,44 @@ def _evaluation_bytes(outcome: Outcome) -> int:
     return max(phase.allocated_bytes for phase in phases) + outcome.memory.context.expected_bytes
 
 
-def _saves(search: Search, candidate: Candidate) -> bool:
-    before = _before(search, candidate).needed_bytes
-    return before - candidate.outcome.needed_bytes >= WORTH * before
+def _saves(search: Search, tried: Try) -> bool:
+    before = _before(search, tried).needed_bytes
+    return before - tried.needed_bytes >= WORTH * before
 
 
-def _worthwhile(search: Search, fitting: list[Candidate]) -> list[Candidate]:
+def _worthwhile(search: Search, fitting: list[Try]) -> list[Try]:
     """The cheapest of each set of rules; none that only adds rules to a cheaper one."""
-    kept: list[Candidate] = []
-    for candidate in sorted(fitting, key=search.order):
-        if not any(set(other.rules) <= set(candidate.rules) for other in kept):
-            kept.append(candidate)
+    kept: list[Try] = []
+    for tried in sorted(fitting, key=search.order):
+        if not any(set(other.rules) <= set(tried.rules) for other in kept):
+            kept.append(tried)
     return kept
 
 
-def _is_advice(search: Search, candidate: Candidate) -> bool:
+def _is_advice(search: Search, tried: Try) -> bool:
     """It fits, and it buys what the goal wants. What trains on fewer tokens a step is never advised."""
-    now, then = search.state.config.tokens_per_step, candidate.state.config.tokens_per_step
+    now, then = search.state.config.tokens_per_step, tried.state.config.tokens_per_step
     kept = then >= now if search.state.cluster else then == now
-    if not candidate.outcome.fits or not kept:
+    if not tried.fits or not kept:
         return False
     if search.goal == "fit":
-        return search.makes_room(candidate) if search.must_fit else search.saves(candidate.outcome)
-    ratio = search.ratio(candidate.outcome)
+        return _makes_room(search, tried) if search.must_fit else search.saves(tried.outcome)
+    ratio = search.ratio(tried.outcome)
     return ratio is not None and (search.must_fit or ratio <= -WORTH)
 
 
-def _nothing(search: Search, candidate: Candidate) -> Idle:
-    rule, before = candidate.rules[-1], _before(search, candidate)
-    saved = before.needed_bytes - candidate.outcome.needed_bytes
-    effect = search.effect(candidate.outcome)
+def _makes_room(search: Search, tried: Try) -> bool:
+    """Whether it takes less than now, or is given more."""
+    state, now, room = tried.state, search.state, tried.outcome.available_bytes
+    given = state.gpu.name != now.gpu.name or state.used_by_others_bytes < now.used_by_others_bytes
+    takes = tried.needed_bytes if room is None else min(tried.needed_bytes, room)
+    return given or takes < search.base.needed_bytes
+
+
+def _nothing(search: Search, tried: Try) -> Idle:
+    rule, before = tried.rules[-1], _before(search, tried)
+    saved = before.needed_bytes - tried.needed_bytes
+    effect = search.effect(tried.outcome)
     values: dict[str, float | None] = {"saved": max(0, saved), "slower": effect.slower}
     values["shorter"] = None if effect.longer is None else max(0.0, -effect.longer)
     if search.goal == "fit":
@@ -302,12 +285,12 @@ def _nothing(search: Search, candidate: Candidate) -> Idle:
         if rule in ("eval_iters", "accumulation"):
             return Idle(rule=rule, reason="no_peak", values=values)
         if rule == "free_others":
-            values |= {"needed": before.needed_bytes, "available": candidate.outcome.available_bytes or 0}
+            values |= {"needed": before.needed_bytes, "available": tried.outcome.available_bytes or 0}
             return Idle(rule=rule, reason="enough_already" if not search.must_fit else "not_enough", values=values)
         more = -saved >= WORTH * before.needed_bytes  # less is where the replay happened to put a tensor
         return Idle(rule=rule, reason="needs_more" if more else "no_gain", values=values)
-    if not candidate.outcome.fits:
-        return Idle(rule=rule, reason="beyond", values={**values, "needed": candidate.outcome.needed_bytes})
+    if not tried.fits:
+        return Idle(rule=rule, reason="beyond", values={**values, "needed": tried.needed_bytes})
     if rule == "accumulation":
         return Idle(rule=rule, reason="fewer_tokens", values=values)
     cheaper = search.goal == "cost" and search.state.cluster is not None
@@ -327,9 +310,9 @@ def _looks_at(search: Search, rule: Rule, quick: bool) -> bool:
     return rule.kind in ("speed", "both", "folklore") or (not quick and rule.lets_grow)
 
 
-def _singles(search: Search, quick: bool) -> tuple[list[Candidate], list[Idle]]:
+def _singles(search: Search, quick: bool) -> tuple[list[Try], list[Idle]]:
     """Every rule alone, as it stands and by foretrain's step; and the rules that have nothing to change."""
-    found: list[Candidate] = []
+    found: list[Try] = []
     idle: list[Idle] = []
     starts = list(combine.starts(search))
     for rule in RULES:
@@ -372,13 +355,13 @@ def _pick(search: Search, rule: Rule, start: State, options: Sequence[Change]) -
 # -- several -------------------------------------------------------------------------------------------------------
 
 
-def _sets(search: Search, singles: list[Candidate], quick: bool) -> Iterator[Candidate]:
+def _sets(search: Search, singles: list[Try], quick: bool) -> Iterator[Try]:
     if search.state.cluster:
-        if search.must_fit and not any(c.outcome.fits and not c.buys(search.state) for c in singles):
+        if search.must_fit and not any(c.fits and not c.buys(search.state) for c in singles):
             yield from together(search, singles)
         return
     if search.must_fit:
-        exact = [c for c in singles if c.outcome.fits and c.exactness == "exact"]
+        exact = [c for c in singles if c.fits and c.exactness == "exact"]
         cheap = quick and any(search.price(c) <= EACH_MORE for c in exact)  # a set costs more
         if not cheap and len(exact) < ENOUGH:
             yield from combine.fitting(search, singles, alternatives=not quick)
@@ -391,7 +374,7 @@ def _sets(search: Search, singles: list[Candidate], quick: bool) -> Iterator[Can
         yield from combine.faster(search, [*dict.fromkeys([*gaining, *savers])])
 
 
-def _cards(search: Search, found: list[Candidate]) -> Iterator[Candidate]:
+def _cards(search: Search, found: list[Try]) -> Iterator[Try]:
     """Another card, where the goal can be reached by one; with the strongest exact changes where none fits as is."""
     if search.goal == "speed" or (search.goal == "cost" and not search.rents):
         return
@@ -399,7 +382,7 @@ def _cards(search: Search, found: list[Candidate]) -> Iterator[Candidate]:
         return
     alone = other_cards(search)
     yield from alone
-    if alone or not search.must_fit or any(c.outcome.fits for c in found):
+    if alone or not search.must_fit or any(c.fits for c in found):
         return
     for prefix, start in combine.starts(search):
         best = combine.strongest(search, start, combine.EXACT)
@@ -419,12 +402,12 @@ def usable(gpu: Gpu, state: State) -> bool:
     return gpu.has_triton or not state.config.compile
 
 
-def other_cards(search: Search, state: State | None = None, rules: tuple[str, ...] = ()) -> list[Candidate]:
-    """One candidate, or two where rents are given; `state` and `rules`: with other changes before it."""
+def other_cards(search: Search, state: State | None = None, rules: tuple[str, ...] = ()) -> list[Try]:
+    """One tried, or two where rents are given; `state` and `rules`: with other changes before it."""
     start = state or search.state
     if start.gpu.kind != "cuda":
         return []
-    found: list[Candidate] = []
+    found: list[Try] = []
     least: int | None = None  # label of the smallest card that fits
     for gpu in sorted(catalogue().values(), key=lambda gpu: gpu.label_bytes or 0):
         asked = gpu.name in search.rents or (search.goal == "fit" and least in (None, gpu.label_bytes))

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Literal
 
 from foretrain.advice.advisor import short_list
 from foretrain.advice.asked import Asked
-from foretrain.advice.candidates import to_set, with_settings
 from foretrain.advice.planner import Planner
-from foretrain.advice.record import Advice
+from foretrain.advice.record import Advice, to_set, with_settings
 from foretrain.advice.rules.base import State
 from foretrain.base.records import Record
 from foretrain.config.microbatches import ACCUMULATION, BATCH

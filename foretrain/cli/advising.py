@@ -9,10 +9,9 @@ import click
 from click.exceptions import Exit
 
 from foretrain.advice.asked import Asked
-from foretrain.advice.candidates import to_set, with_settings
 from foretrain.advice.cluster import options_of
 from foretrain.advice.first_answer import changed_command
-from foretrain.advice.record import SCHEMA, Advice, Advices
+from foretrain.advice.record import SCHEMA, Advice, Advices, to_set, with_settings
 from foretrain.advice.rules.base import Goal
 from foretrain.app import advise
 from foretrain.app import kept_answers as kept_advice

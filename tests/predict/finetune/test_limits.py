@@ -13,7 +13,6 @@ import pytest
 
 import foretrain as library
 from foretrain.advice.cards import Candidate, chosen, compared
-from foretrain.advice.finetune import planned
 from foretrain.analysis.finetune_memory import explain
 from foretrain.base.errors import ExitCode, UserError
 from foretrain.base.quantities import Limit, parse_limit
@@ -28,6 +27,7 @@ from foretrain.predict.largest import largest
 from foretrain.predict.search import bisect
 from foretrain.predict.within import within
 from tests.kit.command import first_screen, foretrain
+from tests.kit.finetune import planned
 
 SMALL = ("smollm2-135m", "--method", "lora", "--seq-len", "512", "--batch-size", "2", "--gpu", "RTX 4070")
 GIB = 2**30

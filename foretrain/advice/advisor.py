@@ -9,130 +9,42 @@ fit with its margin, else speed.
 
 Several cards are advised as one is, by the rules that leave the model as it is and by those of cards (rules/cards.py).
 What trains on other tokens per step, or needs hardware that was not named, comes after what does not.
+
+Price: what a change costs, as a share of the run's time. The step's slowdown (or the whole run's, or its money, as the
+goal asks), and on top what each exactness and rule is taken to be worth: a change that rounds otherwise counts as 5 %
+of the time, another optimizer as 50 %, another model as the whole time and as the share of its parameters and context
+that is given up, another card as one and a half, each change after the first as 1 %. That a smaller model or a larger
+card is faster is not counted for it; but where cost is the goal, a rented card costs its rent alone. These are a
+choice, not a measurement; docs/advice.md says so.
 """
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from foretrain.advice import combine
-from foretrain.advice.best import best
+from foretrain.advice import combine, finetune
 from foretrain.advice.cluster import buckets, counts, together
 from foretrain.advice.planner import Outcome, Planner, outcome_of
-from foretrain.advice.pricing import EACH_MORE, best_first, price
-from foretrain.advice.record import Advice, Advices, Estimate, Idle, Way, with_settings
+from foretrain.advice.quality import lower_losses
+from foretrain.advice.record import Advices, Idle, Way
 from foretrain.advice.rules import BY_ID, ORDER, RULES
-from foretrain.advice.rules.base import Change, Goal, Rule, State
-from foretrain.advice.search import WORTH, Search, Try, goal_of
+from foretrain.advice.rules.base import Change, Exactness, Goal, Rule, State
+from foretrain.advice.search import WORTH, AnyPlan, Search, Try, goal_of
 from foretrain.base.errors import UserError
-from foretrain.base.quantities import Limit
 from foretrain.config.options import RunConfig
 from foretrain.config.shape import ModelShape
 from foretrain.hardware.catalogue import Gpu, catalogue
+from foretrain.predict.finetune.plan import FineTunePlan
+from foretrain.predict.inference.plan import InferencePlan
 from foretrain.predict.plan import Plan
-from foretrain.predict.pretraining import adjusted, spent_by_steps
 from foretrain.predict.ranks import ClusterPlan
-from foretrain.predict.scaling import BESIROGLU
 from foretrain.predict.spec import StepName, choose_dtype
-from foretrain.predict.within import most_steps
 
-LEAST_GAIN = 0.002  # nats: less than any law can tell apart
-BY_CERTAINTY = ("decay_to_end", "modern_recipe", "best_shape", "more_steps", "step_tokens")
-
-
-def lower_losses(plan: Plan, search: Search, faster: Callable[[], Advices], goal: Goal | None) -> Advices:
-    """Return what would end in a lower loss within the time that the run takes now; all of it fits by the plan.
-    `faster`: the advice for speed.
-
-    Two of the rules have an estimate, by the scaling law that ranks in best.py: more steps in the same hours, by what
-    makes the step faster; and the shape of lowest estimated loss. The others have what was measured or published.
-    """
-    found: list[Advice] = []
-    useless: list[Idle] = []
-    for id in ("decay_to_end", "modern_recipe", "step_tokens"):
-        options = BY_ID[id].changes(search.state)
-        made = search.made((id,), options[0], search.state) if options else None
-        if made is not None and made.fits:
-            found.append(search.advice(made))
-        elif made is not None:
-            useless.append(Idle(rule=id, reason="beyond", values={"needed": made.needed_bytes}))
-        else:
-            useless.append(Idle(rule=id, reason="already_on" if not options else "not_here"))
-    known = _loss(plan.config, plan.work.dataset_tokens) < math.log(plan.config.vocab_size)  # less than by guessing
-    looks = {"more_steps": lambda: _more_steps(plan, search, faster()), "best_shape": lambda: _best_shape(plan, search)}
-    for id, look in looks.items():
-        if not known:  # far outside of the runs that the law was fitted to
-            useless.append(Idle(rule=id, reason="beyond_law"))
-        elif (advice := look()) is not None:
-            found.append(advice)
-        else:
-            useless.append(Idle(rule=id, reason="no_better"))
-    found.sort(key=lambda each: BY_CERTAINTY.index(each.rules[-1]))
-    return search.answer(plan, goal, found, useless=tuple(useless))
-
-
-def _loss(config: RunConfig, data: int | None) -> float:
-    return BESIROGLU.loss(ModelShape.of(config).n_params, config.max_iters * config.tokens_per_step, data)
-
-
-def _estimate(plan: Plan, then: RunConfig) -> Estimate | None:
-    """Of two configs; None where the second is not estimably better."""
-    data, now = plan.work.dataset_tokens, plan.config
-    estimate = Estimate(
-        loss_now=_loss(now, data), loss_then=_loss(then, data), law=BESIROGLU.source, steps_then=then.max_iters,
-        tokens_now=now.max_iters * now.tokens_per_step, tokens_then=then.max_iters * then.tokens_per_step,
-    )  # fmt: skip
-    return estimate if estimate.loss_then < estimate.loss_now - LEAST_GAIN else None
-
-
-def _budget(search: Search) -> Limit:
-    total_s = search.base.total_s
-    assert total_s is not None
-    return Limit(kind="time", amount=total_s, text=f"{total_s / 3600:.3g}h")
-
-
-def _with(search: Search, plan: Plan, rules: tuple[str, ...], config: RunConfig, step: State) -> Advice | None:
-    """The advice of a config that is estimated to be better, and fits."""
-    estimate = _estimate(plan, config)
-    outcome = search.planner.outcome(State(config, step.gpu, step.step, step.used_by_others_bytes))
-    if estimate is None or outcome is None or not outcome.fits:
-        return None
-    update = {"estimate": estimate, "price": round(estimate.loss_then - estimate.loss_now, 4)}
-    return search.advice(search.of(rules, outcome)).model_copy(update=update)
-
-
-def _more_steps(plan: Plan, search: Search, advices: Advices) -> Advice | None:
-    """The best advice for speed, and the steps that its time is good for."""
-    for faster in advices.advised:
-        if faster.exactness not in ("exact", "rounding") or faster.gpu != plan.gpu.name:
-            continue
-        config = with_settings(plan.config, faster.settings)
-        then = State(config, plan.gpu, faster.trainer, faster.used_by_others_bytes)
-        outcome = search.planner.outcome(then)
-        if outcome is None or outcome.timing is None:
-            continue
-        budget = _budget(search)
-        spent = spent_by_steps(outcome.timing, then.spec, budget)
-        steps = most_steps(budget, then.config.tokens_per_step, spent)
-        if steps <= config.max_iters:
-            continue
-        return _with(search, plan, (*faster.rules, "more_steps"), adjusted(config, steps)[0], then)
-    return None
-
-
-def _best_shape(plan: Plan, search: Search) -> Advice | None:
-    if plan.config.init_from != "scratch" or plan.config.recipe != "nanogpt" or plan.available_bytes is None:
-        return None
-    try:
-        winner = best(plan, _budget(search), search.state.step).candidates[0]
-    except UserError:  # nothing of the grid fits
-        return None
-    if winner.timing.length_s.expected_s > 1.01 * (search.base.total_s or 0):
-        return None
-    return _with(search, plan, ("best_shape",), winner.config, search.state)
-
-
+TOLLS: dict[Exactness, float] = {
+    "exact": 0.0, "rounding": 0.05, "other tokens": 0.5, "other optimizer": 0.5, "other model": 1.0,
+}  # fmt: skip
+EACH_MORE = 0.01
+UNTIMED = 0.3  # slowdown that is taken where nothing is known of the card's speed
 SHORT, LARGE_GAIN = 3, 0.1  # changes on a plan's screen, and how much of the run's time they have to save
 ENOUGH = 3  # exact single changes that fit: then no sets are searched
 
@@ -142,19 +54,21 @@ def start_of(plan: Plan, step: StepName) -> State:
 
 
 def advise(
-    plan: Plan | ClusterPlan,
-    step: StepName,
+    plan: AnyPlan,
+    step: StepName | None = None,
     goal: Goal | None = None,
     *,
     rents: dict[str, float] | None = None,
     quick: bool = False,
 ) -> Advices:
-    """All advice for a plan's config, trained by `step`, on its card or cards.
+    """All advice for a plan of any kind of run; of pretraining for the step that is meant, or for `step`.
 
     `rents`: what an hour of other cards costs, by name. `quick`: only what the short list of a plan shows.
     Raises UserError where the goal needs what is not known: how much memory there is, or how fast the device is.
     """
-    search = search_of(plan, step, goal, rents)
+    if isinstance(plan, FineTunePlan | InferencePlan):
+        return finetune.advise(plan, goal)
+    search = search_of(plan, step or (plan.step if isinstance(plan, Plan) else "foretrain"), goal, rents)
     if search.goal == "quality" and isinstance(plan, Plan):
         return lower_losses(plan, search, lambda: advise(plan, step, "speed"), goal)
     singles, idle = _singles(search, quick)
@@ -218,6 +132,41 @@ def _answer(plan: Plan, search: Search, goal: Goal | None, found: list[Try], idl
         "useless": tuple(sorted(useless.values(), key=lambda each: ORDER.get(each.rule, len(ORDER)))),
     }
     return search.answer(plan, goal, map(search.advice, advised), **known)
+
+
+# -- prices --------------------------------------------------------------------------------------------------------
+
+
+def price(search: Search, tried: Try) -> float:
+    """See the head of the module; where all fits already and memory is the goal, what is saved counts for it."""
+    ratio = search.ratio(tried.outcome)
+    price = (UNTIMED if ratio is None else ratio) + TOLLS[tried.exactness]
+    gpu = tried.state.gpu.name
+    if search.goal == "cost" and gpu in search.rents and gpu != search.state.gpu.name:
+        return price + EACH_MORE * (len(tried.rules) - 1)  # its money is all that it costs
+    if tried.exactness == "other model" or gpu != search.state.gpu.name:
+        price = max(0.0, price - TOLLS[tried.exactness]) + TOLLS[tried.exactness]
+        price += given_up(search.state.config, tried.state.config)
+    price += sum(BY_ID[rule].toll for rule in tried.rules) + EACH_MORE * (len(tried.rules) - 1)
+    if search.goal == "fit" and not search.must_fit:
+        price -= search.saved(tried.outcome) / search.base.needed_bytes
+    return price
+
+
+def best_first(search: Search, tried: Try) -> tuple[bool, float, int]:
+    """The least price first; of equal ones, what users can afford first. What has to be bought comes last, unless the
+    goal is cost and what it costs was said."""
+    bought = tried.buys(search.state) and search.goal != "cost"
+    return bought, round(search.price(tried), 3), ORDER[tried.rules[-1]]
+
+
+def given_up(before: RunConfig, after: RunConfig) -> float:
+    """The share of parameters, and of context, that a smaller model has less."""
+    params = ModelShape.of(after).n_params / ModelShape.of(before).n_params
+    return max(0.0, 1 - params) + max(0.0, 1 - after.block_size / before.block_size)
+
+
+# -- what is advised -------------------------------------------------------------------------------------------------
 
 
 def _before(search: Search, tried: Try) -> Outcome:

@@ -12,7 +12,7 @@ from foretrain.advice.rules.generation import GENERATING
 from foretrain.advice.search import WORTH, Members, Search, Try, goal_of, smallest_sets
 from foretrain.base.errors import UserError
 from foretrain.predict.finetune.memory import PHASES
-from foretrain.predict.finetune.plan import FineTunePlan, untimed, with_time
+from foretrain.predict.finetune.plan import FineTunePlan, check_exact, untimed, with_time
 from foretrain.predict.inference.plan import InferencePlan, replanned
 from foretrain.predict.timing import Timing
 
@@ -24,6 +24,8 @@ ALONE = "sixteen_bits"  # beside others four bits take less
 
 def advise(plan: SearchedPlan, goal: Goal | None = None) -> Advices:
     """Return what to change. Raises UserError for a goal that needs what is not known."""
+    if isinstance(plan, FineTunePlan):
+        check_exact(plan, "foretrain advise")
     search = search_of(plan, goal)
     if search.goal == "fit":
         *_, found = fitting(search)

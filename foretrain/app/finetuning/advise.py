@@ -4,14 +4,14 @@ from collections.abc import Callable
 from typing import Any
 
 from foretrain.advice import confirm
-from foretrain.advice.finetune import advise as advise_plan
+from foretrain.advice.advisor import advise
 from foretrain.advice.record import Advice, Advices, Confirmation
 from foretrain.advice.rules.base import Goal
 from foretrain.app.finetune import plan_question, traced
 from foretrain.app.finetuning.question import FineTuneQuestion
 from foretrain.app.planning import Source, asked_of
 from foretrain.base.errors import UserError
-from foretrain.predict.finetune.plan import FineTunePlan, check_exact, replanned
+from foretrain.predict.finetune.plan import FineTunePlan, replanned
 
 Listen = Callable[[str], None]
 
@@ -37,13 +37,7 @@ def advise_finetune(
     """
     asked = asked_of(source, options)
     plan = plan_question(asked, gpu, used_by_others)
-    return confirmed(advice(plan, goal), plan, asked, exact, listen)
-
-
-def advice(plan: FineTunePlan, goal: Any) -> Advices:
-    """The changes to a plan. Raises UserError for a goal that is not searched for."""
-    check_exact(plan, "foretrain advise")
-    return advise_plan(plan, goal or None)
+    return confirmed(advise(plan, goal=goal), plan, asked, exact, listen)
 
 
 def confirmed(found: Advices, plan: FineTunePlan, asked: FineTuneQuestion, count: int, listen: Listen) -> Advices:

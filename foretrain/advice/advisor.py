@@ -26,14 +26,14 @@ from foretrain.advice import combine, finetune
 from foretrain.advice.cluster import buckets, counts, together
 from foretrain.advice.planner import Outcome, Planner, outcome_of
 from foretrain.advice.quality import lower_losses
-from foretrain.advice.record import Advices, Idle, Way
+from foretrain.advice.record import Advice, Advices, Idle, Way, with_settings
 from foretrain.advice.rules import BY_ID, ORDER, RULES
 from foretrain.advice.rules.base import Change, Exactness, Goal, Rule, State
 from foretrain.advice.search import WORTH, AnyPlan, Search, Try, goal_of
 from foretrain.base.errors import UserError
 from foretrain.config.options import RunConfig
 from foretrain.config.shape import ModelShape
-from foretrain.hardware.catalogue import Gpu, catalogue
+from foretrain.hardware.catalogue import Gpu, catalogue, find
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.inference.plan import InferencePlan
 from foretrain.predict.plan import Plan
@@ -51,6 +51,12 @@ ENOUGH = 3  # exact single changes that fit: then no sets are searched
 
 def start_of(plan: Plan, step: StepName) -> State:
     return State(plan.config, plan.gpu, step, plan.used_by_others_bytes)
+
+
+def state_of(advice: Advice, plan: Plan) -> State:
+    """The run with an advice."""
+    gpu = plan.gpu if advice.gpu == plan.gpu.name else find(advice.gpu)
+    return State(with_settings(plan.config, advice.settings), gpu, advice.trainer, advice.used_by_others_bytes)
 
 
 def advise(

@@ -7,13 +7,12 @@ Inductor's own savings) are traced too, and advised where the trace says that th
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from foretrain.advice.advisor import search_of
+from foretrain.advice.advisor import search_of, state_of
 from foretrain.advice.planner import Outcome
-from foretrain.advice.record import Advice, Advices, Confirmation, Idle, with_settings
+from foretrain.advice.record import Advice, Advices, Confirmation, Idle
 from foretrain.advice.rules import RULES
 from foretrain.advice.rules.base import State
 from foretrain.advice.search import WORTH, Search
-from foretrain.hardware.catalogue import find
 from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.plan import Plan, plan, timing
 from foretrain.predict.trace.forecast import Listener, answers_for
@@ -81,11 +80,6 @@ def _denied(advice: Advice, said: Confirmation) -> Idle:
     reason = "trace_tight" if said.verdict in ("tight", "may_not_fit") else "trace_denies"
     values = {"needed": said.needed_bytes, "available": advice.effect.available_bytes or 0}
     return Idle(rule="+".join(advice.rules), reason=reason, values=values)
-
-
-def state_of(advice: Advice, base: Plan) -> State:
-    gpu = base.gpu if advice.gpu == base.gpu.name else find(advice.gpu)
-    return State(with_settings(base.config, advice.settings), gpu, advice.trainer, advice.used_by_others_bytes)
 
 
 def _confirmation(found: Exact, now: Exact | None, made: Advices) -> Confirmation:

@@ -21,8 +21,7 @@ from typing import Any
 from common import RESULTS, report
 
 from foretrain.advice import combine
-from foretrain.advice.advisor import advise, start_of
-from foretrain.advice.confirm import state_of
+from foretrain.advice.advisor import advise, start_of, state_of
 from foretrain.advice.planner import Planner
 from foretrain.advice.record import Advice, Advices
 from foretrain.advice.rules import BY_ID

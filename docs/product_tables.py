@@ -10,7 +10,7 @@ import command_pages
 from tables import ROOT, declare, fill, part, result, table
 
 import foretrain
-from foretrain.advice.candidates import EACH_MORE, TOLLS
+from foretrain.advice.advisor import EACH_MORE, TOLLS
 from foretrain.advice.rules import RULES
 from foretrain.base.errors import EXIT_CODE_OF, ExitCode
 from foretrain.base.messages import say

@@ -9,181 +9,83 @@ fit with its margin, else speed.
 
 Several cards are advised as one is, by the rules that leave the model as it is and by those of cards (rules/cards.py).
 What trains on other tokens per step, or needs hardware that was not named, comes after what does not.
+
+Price: what a change costs, as a share of the run's time. The step's slowdown (or the whole run's, or its money, as the
+goal asks), and on top what each exactness and rule is taken to be worth: a change that rounds otherwise counts as 5 %
+of the time, another optimizer as 50 %, another model as the whole time and as the share of its parameters and context
+that is given up, another card as one and a half, each change after the first as 1 %. That a smaller model or a larger
+card is faster is not counted for it; but where cost is the goal, a rented card costs its rent alone. These are a
+choice, not a measurement; docs/advice.md says so.
 """
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
-from foretrain.advice import combine
-from foretrain.advice.best import best
-from foretrain.advice.candidates import EACH_MORE, WORTH, Candidate, Search, settings, with_settings
+from foretrain.advice import combine, finetune
 from foretrain.advice.cluster import buckets, counts, together
-from foretrain.advice.planner import Outcome, Planner
-from foretrain.advice.record import Advice, Advices, Estimate, Idle, Way
+from foretrain.advice.planner import Outcome, Planner, outcome_of
+from foretrain.advice.quality import lower_losses
+from foretrain.advice.record import Advice, Advices, Idle, Way, with_settings
 from foretrain.advice.rules import BY_ID, ORDER, RULES
-from foretrain.advice.rules.base import Change, Goal, Rule, State, loosest
+from foretrain.advice.rules.base import Change, Exactness, Goal, Rule, State
+from foretrain.advice.search import WORTH, AnyPlan, Search, Try, goal_of
 from foretrain.base.errors import UserError
-from foretrain.base.quantities import Limit
 from foretrain.config.options import RunConfig
 from foretrain.config.shape import ModelShape
-from foretrain.hardware.catalogue import Gpu, catalogue
-from foretrain.predict.plan import Plan, no_time
-from foretrain.predict.pretraining import adjusted, spent_by_steps
+from foretrain.hardware.catalogue import Gpu, catalogue, find
+from foretrain.predict.finetune.plan import FineTunePlan
+from foretrain.predict.inference.plan import InferencePlan
+from foretrain.predict.plan import Plan
 from foretrain.predict.ranks import ClusterPlan
-from foretrain.predict.scaling import BESIROGLU
 from foretrain.predict.spec import StepName, choose_dtype
-from foretrain.predict.within import most_steps
 
-LEAST_GAIN = 0.002  # nats: less than any law can tell apart
-BY_CERTAINTY = ("decay_to_end", "modern_recipe", "best_shape", "more_steps", "step_tokens")
-
-
-def lower_losses(plan: Plan, search: Search, faster: Callable[[], Advices], *, given: bool) -> Advices:
-    """Return what would end in a lower loss within the time that the run takes now; all of it fits by the plan.
-    `faster`: the advice for speed.
-
-    Two of the rules have an estimate, by the scaling law that ranks in best.py: more steps in the same hours, by what
-    makes the step faster; and the shape of lowest estimated loss. The others have what was measured or published.
-    """
-    found: list[Advice] = []
-    useless: list[Idle] = []
-    for id in ("decay_to_end", "modern_recipe", "step_tokens"):
-        options = BY_ID[id].changes(search.state)
-        made = search.made((id,), options[0], search.state) if options else None
-        if made is not None and made.outcome.fits:
-            found.append(search.advice(made))
-        elif made is not None:
-            useless.append(Idle(rule=id, reason="beyond", values={"needed": made.outcome.needed_bytes}))
-        else:
-            useless.append(Idle(rule=id, reason="already_on" if not options else "not_here"))
-    known = _loss(plan.config, plan.work.dataset_tokens) < math.log(plan.config.vocab_size)  # less than by guessing
-    looks = {"more_steps": lambda: _more_steps(plan, search, faster()), "best_shape": lambda: _best_shape(plan, search)}
-    for id, look in looks.items():
-        if not known:  # far outside of the runs that the law was fitted to
-            useless.append(Idle(rule=id, reason="beyond_law"))
-        elif (advice := look()) is not None:
-            found.append(advice)
-        else:
-            useless.append(Idle(rule=id, reason="no_better"))
-    found.sort(key=lambda each: BY_CERTAINTY.index(each.rules[-1]))
-    return Advices(
-        name=plan.name, goal="quality", goal_given=given, step=search.state.step, gpu=plan.gpu.name,
-        used_by_others_bytes=plan.used_by_others_bytes, tokens_per_step=plan.config.tokens_per_step,
-        now=search.effect(search.base),
-        advised=tuple(found), partial=(), useless=tuple(useless), planned=search.planner.planned,
-        nothing_fits=search.must_fit and not found,
-    )  # fmt: skip
-
-
-def _loss(config: RunConfig, data: int | None) -> float:
-    return BESIROGLU.loss(ModelShape.of(config).n_params, config.max_iters * config.tokens_per_step, data)
-
-
-def _estimate(plan: Plan, then: RunConfig) -> Estimate | None:
-    """Of two configs; None where the second is not estimably better."""
-    data, now = plan.work.dataset_tokens, plan.config
-    estimate = Estimate(
-        loss_now=_loss(now, data), loss_then=_loss(then, data), law=BESIROGLU.source, steps_then=then.max_iters,
-        tokens_now=now.max_iters * now.tokens_per_step, tokens_then=then.max_iters * then.tokens_per_step,
-    )  # fmt: skip
-    return estimate if estimate.loss_then < estimate.loss_now - LEAST_GAIN else None
-
-
-def _budget(search: Search) -> Limit:
-    total_s = search.base.total_s
-    assert total_s is not None
-    return Limit(kind="time", amount=total_s, text=f"{total_s / 3600:.3g}h")
-
-
-def _with(search: Search, plan: Plan, rules: tuple[str, ...], config: RunConfig, step: State) -> Advice | None:
-    """The advice of a config that is estimated to be better, and fits."""
-    estimate = _estimate(plan, config)
-    outcome = search.planner.outcome(State(config, step.gpu, step.step, step.used_by_others_bytes))
-    if estimate is None or outcome is None or not outcome.fits:
-        return None
-    exactness = loosest([BY_ID[rule].exactness_on(search.state) for rule in rules])
-    advice = search.advice(Candidate(rules, outcome, exactness))
-    return advice.model_copy(
-        update={
-            "estimate": estimate, "settings": settings(plan.config, config),
-            "price": round(estimate.loss_then - estimate.loss_now, 4),
-        }
-    )  # fmt: skip
-
-
-def _more_steps(plan: Plan, search: Search, advices: Advices) -> Advice | None:
-    """The best advice for speed, and the steps that its time is good for."""
-    for faster in advices.advised:
-        if faster.exactness not in ("exact", "rounding") or faster.gpu != plan.gpu.name:
-            continue
-        config = with_settings(plan.config, faster.settings)
-        then = State(config, plan.gpu, faster.trainer, faster.used_by_others_bytes)
-        outcome = search.planner.outcome(then)
-        if outcome is None or outcome.timing is None:
-            continue
-        budget = _budget(search)
-        spent = spent_by_steps(outcome.timing, then.spec, budget)
-        steps = most_steps(budget, then.config.tokens_per_step, spent)
-        if steps <= config.max_iters:
-            continue
-        return _with(search, plan, (*faster.rules, "more_steps"), adjusted(config, steps)[0], then)
-    return None
-
-
-def _best_shape(plan: Plan, search: Search) -> Advice | None:
-    if plan.config.init_from != "scratch" or plan.config.recipe != "nanogpt" or plan.available_bytes is None:
-        return None
-    try:
-        winner = best(plan, _budget(search), search.state.step).candidates[0]
-    except UserError:  # nothing of the grid fits
-        return None
-    if winner.timing.length_s.expected_s > 1.01 * (search.base.total_s or 0):
-        return None
-    return _with(search, plan, ("best_shape",), winner.config, search.state)
-
-
+TOLLS: dict[Exactness, float] = {
+    "exact": 0.0, "rounding": 0.05, "other tokens": 0.5, "other optimizer": 0.5, "other model": 1.0,
+}  # fmt: skip
+EACH_MORE = 0.01
+UNTIMED = 0.3  # slowdown that is taken where nothing is known of the card's speed
 SHORT, LARGE_GAIN = 3, 0.1  # changes on a plan's screen, and how much of the run's time they have to save
 ENOUGH = 3  # exact single changes that fit: then no sets are searched
-
-
-def default_goal(plan: Plan | ClusterPlan, step: StepName) -> Goal:
-    """fit where it does not fit with its margin, else speed; fit too where speeds are not known."""
-    of_cluster = isinstance(plan, ClusterPlan)
-    verdict, timing = (plan.verdict, plan.timing) if of_cluster else (plan.verdict_of(step), plan.timing_of(step))
-    return "fit" if verdict not in ("fits", None) or timing is None else "speed"
 
 
 def start_of(plan: Plan, step: StepName) -> State:
     return State(plan.config, plan.gpu, step, plan.used_by_others_bytes)
 
 
+def state_of(advice: Advice, plan: Plan) -> State:
+    """The run with an advice."""
+    gpu = plan.gpu if advice.gpu == plan.gpu.name else find(advice.gpu)
+    return State(with_settings(plan.config, advice.settings), gpu, advice.trainer, advice.used_by_others_bytes)
+
+
 def advise(
-    plan: Plan | ClusterPlan,
-    step: StepName,
+    plan: AnyPlan,
+    step: StepName | None = None,
     goal: Goal | None = None,
     *,
     rents: dict[str, float] | None = None,
     quick: bool = False,
 ) -> Advices:
-    """All advice for a plan's config, trained by `step`, on its card or cards.
+    """All advice for a plan of any kind of run; of pretraining for the step that is meant, or for `step`.
 
     `rents`: what an hour of other cards costs, by name. `quick`: only what the short list of a plan shows.
     Raises UserError where the goal needs what is not known: how much memory there is, or how fast the device is.
     """
-    wanted = goal or default_goal(plan, step)
-    search = search_of(plan, step, wanted, rents)
-    if wanted == "quality" and isinstance(plan, Plan):
-        return lower_losses(plan, search, lambda: advise(plan, step, "speed"), given=goal is not None)
+    if isinstance(plan, FineTunePlan | InferencePlan):
+        return finetune.advise(plan, goal)
+    search = search_of(plan, step or (plan.step if isinstance(plan, Plan) else "foretrain"), goal, rents)
+    if search.goal == "quality" and isinstance(plan, Plan):
+        return lower_losses(plan, search, lambda: advise(plan, step, "speed"), goal)
     singles, idle = _singles(search, quick)
     found = [*singles, *_sets(search, singles, quick)]
     if isinstance(plan, ClusterPlan):
-        made = _answer(plan.one_card, search, goal is not None, found, [*idle, *buckets(plan, search.state.way)])
-        known = {"cluster": plan.cluster, "way": Way.of(plan.best or plan.least), "counts": counts(plan, search)}
-        return made.model_copy(update={**known, "planned": search.planner.planned})
-    if not quick or not any(c.outcome.fits for c in found):
+        way = Way.of(plan.best or plan.least)
+        known = {"cluster": plan.cluster, "way": way, "counts": counts(plan, search)}
+        return _answer(plan.one_card, search, goal, found, [*idle, *buckets(plan, search.state.way)], **known)
+    if not quick or not any(c.fits for c in found):
         found += _cards(search, found)
-    return _answer(plan, search, goal is not None, found, idle)
+    return _answer(plan, search, goal, found, idle)
 
 
 def short_list(plan: Plan, step: StepName) -> Advices | None:
@@ -201,53 +103,81 @@ def short_list(plan: Plan, step: StepName) -> Advices | None:
     return found.model_copy(update={"advised": tuple(gains[:SHORT]), "partial": (), "useless": ()})
 
 
-def search_of(plan: Plan | ClusterPlan, step: StepName, goal: Goal, rents: dict[str, float] | None = None) -> Search:
+def search_of(
+    plan: Plan | ClusterPlan, step: StepName, goal: Goal | None, rents: dict[str, float] | None = None
+) -> Search:
     """What advice is looked for from. Raises UserError as `advise` does."""
     if isinstance(plan, ClusterPlan):
         if goal == "quality":
             raise UserError("usage.cluster_quality")
-        rank, plan, cards = plan.best or plan.least, plan.one_card, (plan.cluster, plan.ways)
-        state = State(plan.config, cards[0].gpu, step, plan.used_by_others_bytes, *cards, rank.id)
-        planner, base = Planner(plan.timing), Outcome(state, rank.memory, plan.available_bytes, rank)
+        rank, one, cluster = plan.best or plan.least, plan.one_card, plan.cluster
+        state = State(one.config, cluster.gpu, step, one.used_by_others_bytes, cluster, plan.ways, rank.id)
+        planner = Planner(lambda state, count: outcome_of(state, count, one.timing))
+        base = Outcome(state, rank.memory, one.available_bytes, lambda: rank.timing, rank)
     else:
         planner = Planner()
         base = planner.outcome(start_of(plan, step))
     assert base is not None
-    if goal == "fit" and base.available_bytes is None:
-        raise UserError("usage.advise_memory", gpu=plan.gpu.name)
-    if goal != "fit" and base.timing is None:
-        raise no_time(plan, f"--goal {goal}")
-    if goal == "cost" and not base.money:
-        raise UserError("usage.no_price", text="--goal cost")
-    return Search(planner, base, goal, rents or {})
+    return Search(planner, base, goal_of(plan, base, goal), BY_ID, price, best_first, rents or {})
 
 
-def _answer(plan: Plan, search: Search, given: bool, found: list[Candidate], idle: list[Idle]) -> Advices:
+def _answer(plan: Plan, search: Search, goal: Goal | None, found: list[Try], idle: list[Idle], **known: Any) -> Advices:
     """What was found, sorted into what is advised, what is not enough and what is useless."""
-    distinct: dict[State, Candidate] = {}
-    for candidate in sorted(found, key=lambda c: (len(c.rules), search.order(c))):
-        distinct.setdefault(candidate.state, candidate)
+    distinct: dict[State, Try] = {}
+    for each in sorted(found, key=lambda c: (len(c.rules), search.order(c))):
+        distinct.setdefault(each.state, each)
     advised = _worthwhile(search, [c for c in distinct.values() if _is_advice(search, c)])
-    partial = [c for c in distinct.values() if not c.outcome.fits and search.must_fit and _saves(search, c)]
-    partial.sort(key=lambda c: c.outcome.needed_bytes)
+    partial = [c for c in distinct.values() if not c.fits and search.must_fit and _saves(search, c)]
+    partial.sort(key=lambda c: c.needed_bytes)
     buys = {rule for c in (*advised, *partial) for rule in (c.rules if search.state.cluster else c.rules[-1:])}
     alone = [c for c in distinct.values() if c.rules[-1] not in buys and c.rules[:-1] in ((), ("foretrain_step",))]
-    alone.sort(key=lambda c: BY_ID[c.rules[-1]].alternatives * -c.outcome.needed_bytes)  # the last one counts
-    nothing = [_nothing(search, c) for c in alone]
-    useless = {each.rule: each for each in (*idle, *nothing) if each.rule not in buys}
-    return Advices(
-        name=plan.name, goal=search.goal, goal_given=given, step=search.state.step, gpu=plan.gpu.name,
-        used_by_others_bytes=plan.used_by_others_bytes, tokens_per_step=plan.config.tokens_per_step,
-        now=search.effect(search.base),
-        advised=tuple(search.advice(c) for c in advised), partial=tuple(search.advice(c) for c in partial),
-        useless=tuple(sorted(useless.values(), key=lambda each: ORDER.get(each.rule, len(ORDER)))),
-        planned=search.planner.planned, nothing_fits=search.must_fit and not advised,
-    )  # fmt: skip
+    alone.sort(key=lambda c: BY_ID[c.rules[-1]].alternatives * -c.needed_bytes)  # the last one counts
+    useless = {each.rule: each for each in (*idle, *(_nothing(search, c) for c in alone)) if each.rule not in buys}
+    known |= {
+        "partial": tuple(map(search.advice, partial)),
+        "useless": tuple(sorted(useless.values(), key=lambda each: ORDER.get(each.rule, len(ORDER)))),
+    }
+    return search.answer(plan, goal, map(search.advice, advised), **known)
 
 
-def _before(search: Search, candidate: Candidate) -> Outcome:
-    """The plan without the candidate's last rule where that was foretrain's step, else the run as it is."""
-    if candidate.rules[:-1] == ("foretrain_step",):
+# -- prices --------------------------------------------------------------------------------------------------------
+
+
+def price(search: Search, tried: Try) -> float:
+    """See the head of the module; where all fits already and memory is the goal, what is saved counts for it."""
+    ratio = search.ratio(tried.outcome)
+    price = (UNTIMED if ratio is None else ratio) + TOLLS[tried.exactness]
+    gpu = tried.state.gpu.name
+    if search.goal == "cost" and gpu in search.rents and gpu != search.state.gpu.name:
+        return price + EACH_MORE * (len(tried.rules) - 1)  # its money is all that it costs
+    if tried.exactness == "other model" or gpu != search.state.gpu.name:
+        price = max(0.0, price - TOLLS[tried.exactness]) + TOLLS[tried.exactness]
+        price += given_up(search.state.config, tried.state.config)
+    price += sum(BY_ID[rule].toll for rule in tried.rules) + EACH_MORE * (len(tried.rules) - 1)
+    if search.goal == "fit" and not search.must_fit:
+        price -= search.saved(tried.outcome) / search.base.needed_bytes
+    return price
+
+
+def best_first(search: Search, tried: Try) -> tuple[bool, float, int]:
+    """The least price first; of equal ones, what users can afford first. What has to be bought comes last, unless the
+    goal is cost and what it costs was said."""
+    bought = tried.buys(search.state) and search.goal != "cost"
+    return bought, round(search.price(tried), 3), ORDER[tried.rules[-1]]
+
+
+def given_up(before: RunConfig, after: RunConfig) -> float:
+    """The share of parameters, and of context, that a smaller model has less."""
+    params = ModelShape.of(after).n_params / ModelShape.of(before).n_params
+    return max(0.0, 1 - params) + max(0.0, 1 - after.block_size / before.block_size)
+
+
+# -- what is advised -------------------------------------------------------------------------------------------------
+
+
+def _before(search: Search, tried: Try) -> Outcome:
+    """The plan without the tried's last rule where that was foretrain's step, else the run as it is."""
+    if tried.rules[:-1] == ("foretrain_step",):
         for change in BY_ID["foretrain_step"].changes(search.state):
             return search.planner.outcome(change.applied(search.state)) or search.base
     return search.base
@@ -259,36 +189,44 @@ def _evaluation_bytes(outcome: Outcome) -> int:
     return max(phase.allocated_bytes for phase in phases) + outcome.memory.context.expected_bytes
 
 
-def _saves(search: Search, candidate: Candidate) -> bool:
-    before = _before(search, candidate).needed_bytes
-    return before - candidate.outcome.needed_bytes >= WORTH * before
+def _saves(search: Search, tried: Try) -> bool:
+    before = _before(search, tried).needed_bytes
+    return before - tried.needed_bytes >= WORTH * before
 
 
-def _worthwhile(search: Search, fitting: list[Candidate]) -> list[Candidate]:
+def _worthwhile(search: Search, fitting: list[Try]) -> list[Try]:
     """The cheapest of each set of rules; none that only adds rules to a cheaper one."""
-    kept: list[Candidate] = []
-    for candidate in sorted(fitting, key=search.order):
-        if not any(set(other.rules) <= set(candidate.rules) for other in kept):
-            kept.append(candidate)
+    kept: list[Try] = []
+    for tried in sorted(fitting, key=search.order):
+        if not any(set(other.rules) <= set(tried.rules) for other in kept):
+            kept.append(tried)
     return kept
 
 
-def _is_advice(search: Search, candidate: Candidate) -> bool:
+def _is_advice(search: Search, tried: Try) -> bool:
     """It fits, and it buys what the goal wants. What trains on fewer tokens a step is never advised."""
-    now, then = search.state.config.tokens_per_step, candidate.state.config.tokens_per_step
+    now, then = search.state.config.tokens_per_step, tried.state.config.tokens_per_step
     kept = then >= now if search.state.cluster else then == now
-    if not candidate.outcome.fits or not kept:
+    if not tried.fits or not kept:
         return False
     if search.goal == "fit":
-        return search.makes_room(candidate) if search.must_fit else search.saves(candidate.outcome)
-    ratio = search.ratio(candidate.outcome)
+        return _makes_room(search, tried) if search.must_fit else search.saves(tried.outcome)
+    ratio = search.ratio(tried.outcome)
     return ratio is not None and (search.must_fit or ratio <= -WORTH)
 
 
-def _nothing(search: Search, candidate: Candidate) -> Idle:
-    rule, before = candidate.rules[-1], _before(search, candidate)
-    saved = before.needed_bytes - candidate.outcome.needed_bytes
-    effect = search.effect(candidate.outcome)
+def _makes_room(search: Search, tried: Try) -> bool:
+    """Whether it takes less than now, or is given more."""
+    state, now, room = tried.state, search.state, tried.outcome.available_bytes
+    given = state.gpu.name != now.gpu.name or state.used_by_others_bytes < now.used_by_others_bytes
+    takes = tried.needed_bytes if room is None else min(tried.needed_bytes, room)
+    return given or takes < search.base.needed_bytes
+
+
+def _nothing(search: Search, tried: Try) -> Idle:
+    rule, before = tried.rules[-1], _before(search, tried)
+    saved = before.needed_bytes - tried.needed_bytes
+    effect = search.effect(tried.outcome)
     values: dict[str, float | None] = {"saved": max(0, saved), "slower": effect.slower}
     values["shorter"] = None if effect.longer is None else max(0.0, -effect.longer)
     if search.goal == "fit":
@@ -302,12 +240,12 @@ def _nothing(search: Search, candidate: Candidate) -> Idle:
         if rule in ("eval_iters", "accumulation"):
             return Idle(rule=rule, reason="no_peak", values=values)
         if rule == "free_others":
-            values |= {"needed": before.needed_bytes, "available": candidate.outcome.available_bytes or 0}
+            values |= {"needed": before.needed_bytes, "available": tried.outcome.available_bytes or 0}
             return Idle(rule=rule, reason="enough_already" if not search.must_fit else "not_enough", values=values)
         more = -saved >= WORTH * before.needed_bytes  # less is where the replay happened to put a tensor
         return Idle(rule=rule, reason="needs_more" if more else "no_gain", values=values)
-    if not candidate.outcome.fits:
-        return Idle(rule=rule, reason="beyond", values={**values, "needed": candidate.outcome.needed_bytes})
+    if not tried.fits:
+        return Idle(rule=rule, reason="beyond", values={**values, "needed": tried.needed_bytes})
     if rule == "accumulation":
         return Idle(rule=rule, reason="fewer_tokens", values=values)
     cheaper = search.goal == "cost" and search.state.cluster is not None
@@ -327,9 +265,9 @@ def _looks_at(search: Search, rule: Rule, quick: bool) -> bool:
     return rule.kind in ("speed", "both", "folklore") or (not quick and rule.lets_grow)
 
 
-def _singles(search: Search, quick: bool) -> tuple[list[Candidate], list[Idle]]:
+def _singles(search: Search, quick: bool) -> tuple[list[Try], list[Idle]]:
     """Every rule alone, as it stands and by foretrain's step; and the rules that have nothing to change."""
-    found: list[Candidate] = []
+    found: list[Try] = []
     idle: list[Idle] = []
     starts = list(combine.starts(search))
     for rule in RULES:
@@ -372,13 +310,13 @@ def _pick(search: Search, rule: Rule, start: State, options: Sequence[Change]) -
 # -- several -------------------------------------------------------------------------------------------------------
 
 
-def _sets(search: Search, singles: list[Candidate], quick: bool) -> Iterator[Candidate]:
+def _sets(search: Search, singles: list[Try], quick: bool) -> Iterator[Try]:
     if search.state.cluster:
-        if search.must_fit and not any(c.outcome.fits and not c.buys(search.state) for c in singles):
+        if search.must_fit and not any(c.fits and not c.buys(search.state) for c in singles):
             yield from together(search, singles)
         return
     if search.must_fit:
-        exact = [c for c in singles if c.outcome.fits and c.exactness == "exact"]
+        exact = [c for c in singles if c.fits and c.exactness == "exact"]
         cheap = quick and any(search.price(c) <= EACH_MORE for c in exact)  # a set costs more
         if not cheap and len(exact) < ENOUGH:
             yield from combine.fitting(search, singles, alternatives=not quick)
@@ -391,7 +329,7 @@ def _sets(search: Search, singles: list[Candidate], quick: bool) -> Iterator[Can
         yield from combine.faster(search, [*dict.fromkeys([*gaining, *savers])])
 
 
-def _cards(search: Search, found: list[Candidate]) -> Iterator[Candidate]:
+def _cards(search: Search, found: list[Try]) -> Iterator[Try]:
     """Another card, where the goal can be reached by one; with the strongest exact changes where none fits as is."""
     if search.goal == "speed" or (search.goal == "cost" and not search.rents):
         return
@@ -399,7 +337,7 @@ def _cards(search: Search, found: list[Candidate]) -> Iterator[Candidate]:
         return
     alone = other_cards(search)
     yield from alone
-    if alone or not search.must_fit or any(c.outcome.fits for c in found):
+    if alone or not search.must_fit or any(c.fits for c in found):
         return
     for prefix, start in combine.starts(search):
         best = combine.strongest(search, start, combine.EXACT)
@@ -419,12 +357,12 @@ def usable(gpu: Gpu, state: State) -> bool:
     return gpu.has_triton or not state.config.compile
 
 
-def other_cards(search: Search, state: State | None = None, rules: tuple[str, ...] = ()) -> list[Candidate]:
-    """One candidate, or two where rents are given; `state` and `rules`: with other changes before it."""
+def other_cards(search: Search, state: State | None = None, rules: tuple[str, ...] = ()) -> list[Try]:
+    """One tried, or two where rents are given; `state` and `rules`: with other changes before it."""
     start = state or search.state
     if start.gpu.kind != "cuda":
         return []
-    found: list[Candidate] = []
+    found: list[Try] = []
     least: int | None = None  # label of the smallest card that fits
     for gpu in sorted(catalogue().values(), key=lambda gpu: gpu.label_bytes or 0):
         asked = gpu.name in search.rents or (search.goal == "fit" and least in (None, gpu.label_bytes))

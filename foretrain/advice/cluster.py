@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from foretrain.advice.candidates import Candidate, Search, settings
-from foretrain.advice.combine import Members, reduced
 from foretrain.advice.planner import Outcome
 from foretrain.advice.record import Advice, CardCount, Idle, Way
 from foretrain.advice.rules import BY_ID, ORDER
 from foretrain.advice.rules.base import Change
 from foretrain.advice.rules.cards import counted, moved
+from foretrain.advice.search import Members, Search, Try, smallest_sets
 from foretrain.base.units import MIB
 from foretrain.config.sharing import STRATEGIES, Sharing, of_one_strategy
 from foretrain.hardware.cluster import Cluster
@@ -24,7 +23,8 @@ def counts(plan: ClusterPlan, search: Search) -> tuple[CardCount, ...]:
     for, else the fastest that fits."""
     one = plan.one_card
     single = plan.cluster.model_copy(update={"nodes": 1, "per_node": 1, "network": None})
-    alone = Outcome(replace(search.state, cluster=None), one.memory_of("foretrain"), one.available_bytes)
+    memory, timing = one.memory_of("foretrain"), one.timing_of("foretrain")
+    alone = Outcome(replace(search.state, cluster=None), memory, one.available_bytes, lambda: timing)
     found = [_count(plan, search, alone, single)]
     for cluster in sorted([plan.cluster, *counted(plan.cluster)], key=lambda each: each.world):
         change = None if cluster is plan.cluster else moved(search.state, cluster)
@@ -44,22 +44,22 @@ def _count(plan: ClusterPlan, search: Search, outcome: Outcome | None, cluster: 
     )  # fmt: skip
 
 
-def together(search: Search, found: Sequence[Candidate]) -> list[Candidate]:
+def together(search: Search, found: Sequence[Try]) -> list[Try]:
     """Sets of changes that fit, each of which saves memory alone. None where all do not fit."""
     saving = [each for each in found if search.saves(each.outcome) and not each.buys(search.state)]
     saving.sort(key=search.price, reverse=True)
     parts = {each.rules[0]: each for each in saving}  # of one rule the cheapest
 
-    def kept(members: Members, cut: bool) -> Candidate | None:
+    def kept(members: Members, cut: bool = False) -> Try | None:
         """Several changes at once. Options that a single one left as they were stay as they are."""
         base, update, ways = search.state, {}, search.state.ways
         for part in (parts[rule] for rule in ORDER if rule in members):
-            update |= {s.option: s.after for s in settings(base.config, part.state.config)}
+            update |= part.options
             ways = part.state.ways if part.state.ways != base.ways and not BY_ID[part.rules[0]].keeps_way else ways
         made = search.made(members, Change(update, ways=ways), base)
-        return made if made and made.outcome.fits else None
+        return made if made and made.fits else None
 
-    return reduced(tuple(parts), kept)[-1:] if len(parts) > 1 and kept(tuple(parts), False) else []
+    return smallest_sets(search, [tuple(parts)], kept) if len(parts) > 1 and kept(tuple(parts)) else []
 
 
 def options_of(plan: ClusterPlan, change: Advice) -> dict[str, Any]:

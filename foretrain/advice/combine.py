@@ -8,16 +8,13 @@ always known beforehand: masters cost 2 bytes a parameter, a chunked loss keeps 
 precision copies take their own; so each of these is tried with and without.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
 
-from foretrain.advice.candidates import Candidate, Search
 from foretrain.advice.planner import Outcome
 from foretrain.advice.rules import BY_ID, RULES
 from foretrain.advice.rules.base import EXACTNESS, Change, State
+from foretrain.advice.search import Members, Search, Try, reduced
 
-Members = tuple[str, ...]
-Made = TypeVar("Made")
 # Dearest first: the order in which members are left out.
 _MEMBERS = sorted((rule for rule in RULES if rule.drop_order), key=lambda rule: -rule.drop_order)
 EXACT, _, _ = TIERS = tuple(
@@ -65,7 +62,7 @@ def smallest(search: Search, state: State) -> Outcome | None:
     return search.planner.outcome(options[-1].applied(state) if options else state)
 
 
-def whole(search: Search, prefix: tuple[str, ...], members: tuple[str, ...], state: State) -> Candidate | None:
+def whole(search: Search, prefix: tuple[str, ...], members: tuple[str, ...], state: State) -> Try | None:
     """A set as advice, with the micro-batch as it is; None where that does not fit."""
     found = search.planner.outcome(state)
     if found is None or not found.fits or not (prefix or members):
@@ -73,7 +70,7 @@ def whole(search: Search, prefix: tuple[str, ...], members: tuple[str, ...], sta
     return search.of(prefix + tuple(rule for rule in BY_ID if rule in members), found)
 
 
-def grown(search: Search, prefix: tuple[str, ...], members: tuple[str, ...], state: State) -> Candidate | None:
+def grown(search: Search, prefix: tuple[str, ...], members: tuple[str, ...], state: State) -> Try | None:
     """A set as advice: with the micro-batch as it is where that fits, else with the largest that does."""
     found = whole(search, prefix, members, state)
     if found is not None:
@@ -117,70 +114,33 @@ def _least(search: Search, start: State, members: tuple[str, ...]) -> tuple[tupl
     return (members, found) if found else None
 
 
-def reduced(
-    members: Members,
-    kept: Callable[[Members, bool], Made | None],
-    milder: Callable[[str], Sequence[str]] = lambda change: (),
-    cuts: tuple[bool, ...] = (False,),
-) -> list[Made]:
-    """The sets on the way down from one that fits, of any kind of run; the last one needs all its members.
-
-    `members`: in the order in which they are left out. `kept`: a set as advice where it fits. `milder`: what does less
-    than a change, the strongest first. `cuts`: whether a set may have a smaller micro-batch; where it fits without,
-    those come first that do, too: a smaller one may be slower than what is left out.
-    """
-    found: list[Made] = []
-
-    def keep(tried: Members, *, cut: bool) -> bool:
-        made = kept(tried, cut)
-        found.extend([made] if made else [])
-        return made is not None
-
-    keep(members, cut=cuts[-1])
-    for cut in cuts:
-        left = members
-        for change in members:
-            if change not in left:
-                continue
-            without = tuple(member for member in left if member != change)
-            for weaker in milder(change):
-                if keep((*without, weaker), cut=cut):
-                    left = (*without, weaker)
-                    without = tuple(member for member in left if member != weaker)
-            if keep(without, cut=cut):
-                left = without
-    return found
-
-
-def fitting(search: Search, singles: Sequence[Candidate], alternatives: bool = True) -> list[Candidate]:
+def fitting(search: Search, singles: Sequence[Try], alternatives: bool = True) -> list[Try]:
     """Sets that fit, of the most exact tier that has any, the cheapest first; or a smaller model with such a set.
 
     `singles`: every rule alone. One that fits alone is in no set, which would only cost more.
     `alternatives`: where nothing fits without the last resort, other optimizers without it are looked at too.
     """
-    found: list[Candidate] = []
-    enough = {c.rules for c in singles if c.outcome.fits and c.rules[-1] in TIERS[-1]}
+    found: list[Try] = []
+    enough = {c.rules for c in singles if c.fits and c.rules[-1] in TIERS[-1]}
     for prefix, start in starts(search):
         tiers = [tuple(rule for rule in tier if (*prefix, rule) not in enough) for tier in TIERS]
         own = _of_tiers(search, prefix, start, tiers)
-        if alternatives and own and all(LAST_RESORT in candidate.rules for candidate in own):
+        if alternatives and own and all(LAST_RESORT in tried.rules for tried in own):
             without = [tuple(rule for rule in tier if rule != LAST_RESORT) for tier in tiers[1:]]
             own += _of_tiers(search, prefix, start, without)
         found += own
     if not found and not enough:
         found = [made for prefix, start in starts(search) for made in _smaller_models(search, prefix, start)]
-    distinct = {candidate.rules: candidate for candidate in sorted(found, key=search.order, reverse=True)}
+    distinct = {tried.rules: tried for tried in sorted(found, key=search.order, reverse=True)}
     cheap = sorted(distinct.values(), key=search.order)
-    exact = [candidate for candidate in cheap[KEPT:] if candidate.exactness == "exact"]
+    exact = [tried for tried in cheap[KEPT:] if tried.exactness == "exact"]
     return cheap[:KEPT] + ([] if any(c.exactness == "exact" for c in cheap[:KEPT]) else exact[:1])
 
 
-def _of_tiers(
-    search: Search, prefix: tuple[str, ...], start: State, tiers: Sequence[tuple[str, ...]]
-) -> list[Candidate]:
+def _of_tiers(search: Search, prefix: tuple[str, ...], start: State, tiers: Sequence[tuple[str, ...]]) -> list[Try]:
     """The sets of the first tier whose strongest one fits."""
 
-    def kept(members: Members, cut: bool) -> Candidate | None:
+    def kept(members: Members, cut: bool) -> Try | None:
         state = build(members, start)
         return (grown if cut else whole)(search, prefix, members, state) if state else None
 
@@ -194,7 +154,7 @@ def _of_tiers(
     return []
 
 
-def _smaller_models(search: Search, prefix: tuple[str, ...], start: State) -> Iterator[Candidate]:
+def _smaller_models(search: Search, prefix: tuple[str, ...], start: State) -> Iterator[Try]:
     """The least change of the model that lets the strongest exact set fit."""
     best = strongest(search, start, EXACT)
     if best is None:
@@ -208,9 +168,9 @@ def _smaller_models(search: Search, prefix: tuple[str, ...], start: State) -> It
             yield search.of((*rules, rule), found[1])
 
 
-def faster(search: Search, gaining: list[str], rounds: int = 4) -> list[Candidate]:
+def faster(search: Search, gaining: list[str], rounds: int = 4) -> list[Try]:
     """The best improvement again and again, from the run as it is; `gaining`: rules to look at."""
-    found: list[Candidate] = []
+    found: list[Try] = []
     rules: tuple[str, ...] = ()
     state = search.state
     best = search.ratio(search.base) if not search.must_fit else None
@@ -227,7 +187,7 @@ def faster(search: Search, gaining: list[str], rounds: int = 4) -> list[Candidat
 
 def _quickest(
     search: Search, rules: tuple[str, ...], state: State, usable: Sequence[str], most: float | None
-) -> Candidate | None:
+) -> Try | None:
     """One rule more: the one with the lowest ratio, which is `most` at most. Of each rule the quickest option that fits
     counts. What a rule can reach is known without its memory, so few estimates of memory are made."""
     reach: list[tuple[float, int, list[Change]]] = []
@@ -237,7 +197,7 @@ def _quickest(
         ratios = [ratio for each in made if each and (ratio := search.ratio(each)) is not None]
         if ratios and (most is None or min(ratios) <= most):
             reach.append((min(ratios), number, options))
-    best: tuple[float, int, Candidate] | None = None
+    best: tuple[float, int, Try] | None = None
     for low, number, options in sorted(reach, key=lambda each: each[:2]):
         if best and best[:2] < (low, number):
             break

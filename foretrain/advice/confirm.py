@@ -4,18 +4,17 @@ What the replay denies is no longer advised. Rules of which the ledger knows not
 Inductor's own savings) are traced too, and advised where the trace says that they buy something.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from foretrain.advice.advisor import search_of
-from foretrain.advice.candidates import WORTH, Candidate, Search, with_settings
+from foretrain.advice.advisor import search_of, state_of
 from foretrain.advice.planner import Outcome
 from foretrain.advice.record import Advice, Advices, Confirmation, Idle
-from foretrain.advice.rules import BY_ID, RULES
+from foretrain.advice.rules import RULES
 from foretrain.advice.rules.base import State
-from foretrain.hardware.catalogue import find
+from foretrain.advice.search import WORTH, Search
 from foretrain.predict.allocator.settings import Settings
-from foretrain.predict.plan import Plan, plan
+from foretrain.predict.plan import Plan, plan, timing
 from foretrain.predict.trace.forecast import Listener, answers_for
 from foretrain.predict.trace.memory import Exact
 
@@ -40,6 +39,14 @@ class Tracer:
         return found
 
 
+def traced(
+    changes: Sequence[Advice], count: int, confirmation_of: Callable[[Advice], Confirmation]
+) -> tuple[Advice, ...]:
+    """The changes of any kind of run, the first `count` with what traces say of them."""
+    first = (each.model_copy(update={"confirmation": confirmation_of(each)}) for each in changes[:count])
+    return (*first, *changes[count:])
+
+
 def confirm(
     made: Advices, base: Plan, settings_of: SettingsOf, count: int, listen: Listener = lambda text: None
 ) -> Advices:
@@ -50,21 +57,17 @@ def confirm(
     tracer = Tracer(settings_of, listen)
     search = search_of(base, made.trainer, made.goal)
     now = tracer.exact(search.state, made.name)
-    kept: list[Advice] = []
-    denied: list[Idle] = []
-    for advice in made.advised[:count]:
-        found = tracer.exact(state_of(advice, base), " + ".join(advice.rules))
-        confirmation = _confirmation(found, now, made)
-        if confirmation.holds:
-            kept.append(advice.model_copy(update={"confirmation": confirmation}))
-        else:
-            values = {"needed": confirmation.needed_bytes, "available": advice.effect.available_bytes or 0}
-            reason = "trace_tight" if confirmation.verdict in ("tight", "may_not_fit") else "trace_denies"
-            denied.append(Idle(rule="+".join(advice.rules), reason=reason, values=values))
-    traced, idle = _only_traced(made, search, now, tracer)
-    told = {each.rule for each in idle} | {each.rules[-1] for each in traced}
+
+    def confirmation_of(advice: Advice) -> Confirmation:
+        return _confirmation(tracer.exact(state_of(advice, base), " + ".join(advice.rules)), now, made)
+
+    first = traced(made.advised[:count], count, confirmation_of)
+    kept = [advice for advice in first if advice.confirmation and advice.confirmation.holds]
+    denied = [_denied(advice, advice.confirmation) for advice in first if advice.confirmation and advice not in kept]
+    found, idle = _only_traced(made, search, now, tracer)
+    told = {each.rule for each in idle} | {each.rules[-1] for each in found}
     useless = [each for each in made.useless if each.rule not in told]
-    advised = sorted([*kept, *traced], key=lambda each: (each.gpu != made.gpu and made.goal != "cost", each.price))
+    advised = sorted([*kept, *found], key=lambda each: (each.gpu != made.gpu and made.goal != "cost", each.price))
     return made.model_copy(
         update={
             "advised": (*advised, *made.advised[count:]), "useless": (*denied, *useless, *idle),
@@ -73,9 +76,10 @@ def confirm(
     )  # fmt: skip
 
 
-def state_of(advice: Advice, base: Plan) -> State:
-    gpu = base.gpu if advice.gpu == base.gpu.name else find(advice.gpu)
-    return State(with_settings(base.config, advice.settings), gpu, advice.trainer, advice.used_by_others_bytes)
+def _denied(advice: Advice, said: Confirmation) -> Idle:
+    reason = "trace_tight" if said.verdict in ("tight", "may_not_fit") else "trace_denies"
+    values = {"needed": said.needed_bytes, "available": advice.effect.available_bytes or 0}
+    return Idle(rule="+".join(advice.rules), reason=reason, values=values)
 
 
 def _confirmation(found: Exact, now: Exact | None, made: Advices) -> Confirmation:
@@ -91,7 +95,7 @@ def _only_traced(made: Advices, search: Search, now: Exact, tracer: Tracer) -> t
     """The rules that only a trace knows, for the trainer that runs now, against the traced run as it is."""
     if made.goal != "fit":
         return [], []
-    search = Search(search.planner, Outcome(search.state, now.memory, search.base.available_bytes), "fit", {})
+    search = replace(search, base=replace(search.base, found=now.memory))
     found: list[Advice] = []
     idle: list[Idle] = []
     for rule in RULES:
@@ -100,12 +104,12 @@ def _only_traced(made: Advices, search: Search, now: Exact, tracer: Tracer) -> t
             continue
         state = options[0].applied(search.state)
         exact = tracer.exact(state, rule.id)
-        outcome = Outcome(state, exact.memory, search.base.available_bytes)
+        outcome = Outcome(state, exact.memory, search.base.available_bytes, lambda state=state: timing(state.spec))
         saved = search.saved(outcome)
         if outcome.fits and (search.must_fit or saved >= WORTH * search.base.needed_bytes):
-            candidate = Candidate((rule.id,), outcome, BY_ID[rule.id].exactness_on(state))
             confirmation = _confirmation(exact, now, made)
-            found.append(search.advice(candidate).model_copy(update={"confirmation": confirmation}))
+            advice = search.advice(search.of((rule.id,), outcome))
+            found.append(advice.model_copy(update={"confirmation": confirmation}))
         else:
             room = search.base.available_bytes or 0
             lives = exact.smallest_limit_bytes + exact.memory.context.expected_bytes

@@ -1,217 +1,234 @@
 """What to change in fine-tuning or in generating text, each change planned: what makes it fit, faster or cheaper."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
 
-from foretrain.advice.combine import Members, reduced
-from foretrain.advice.finetune_tries import ALONE, MILDER, OPTIMIZERS
-from foretrain.advice.record import Advice, Advices, Effect, Setting
-from foretrain.advice.rules.base import Exactness, Goal
-from foretrain.advice.tries import Menu, SearchedPlan, Tried, Tries, asked_of, menu_of, tokens_of, tried
+from foretrain.advice.planner import Count, Outcome, Planner
+from foretrain.advice.record import Advice, Advices
+from foretrain.advice.rules.base import Goal, PlannedState, Rule
+from foretrain.advice.rules.finetuning import TUNING
+from foretrain.advice.rules.generation import GENERATING
+from foretrain.advice.search import WORTH, Members, Search, Try, goal_of, smallest_sets
 from foretrain.base.errors import UserError
 from foretrain.predict.finetune.memory import PHASES
-from foretrain.predict.finetune.plan import FineTunePlan, with_time
-from foretrain.predict.inference.plan import InferencePlan
+from foretrain.predict.finetune.plan import FineTunePlan, check_exact, untimed, with_time
+from foretrain.predict.inference.plan import InferencePlan, replanned
+from foretrain.predict.timing import Timing
 
-MILLION = 1_000_000
+SearchedPlan = FineTunePlan | InferencePlan
+Values = dict[str, Any]
 NEAREST = 3  # changes that are named where none makes the run fit
-LEAST_GAIN = 0.01  # of the time or the money: a change that gains less is not advised
-GOALS: tuple[Goal, ...] = ("fit", "speed", "cost", "quality")
+ALONE = "sixteen_bits"  # beside others four bits take less
 
 
 def advise(plan: SearchedPlan, goal: Goal | None = None) -> Advices:
-    """Return what to change. `goal`: None is speed where the run fits, else fit. Raises UserError for a goal that needs
-    what is not known."""
-    choices = GOALS if menu_of(plan).better else GOALS[:-1]
+    """Return what to change. Raises UserError for a goal that needs what is not known."""
+    if isinstance(plan, FineTunePlan):
+        check_exact(plan, "foretrain advise")
+    search = search_of(plan, goal)
+    if search.goal == "fit":
+        *_, found = fitting(search)
+        return _answer(plan, search, goal, [search.advice(each) for each in found])
+    kinds = ("quality",) if search.goal == "quality" else ("speed", "both")
+    made = [together(search, (rule.id,)) for rule in search.rules.values() if rule.kind in kinds]
+    found = [search.advice(each) for each in made if each and each.fits]
+    if search.goal != "quality":
+        gains = {each.rules: _gain(search, each) for each in found}
+        found = [each for each in found if gains[each.rules] < -WORTH]
+        found.sort(key=lambda each: ("world" in each.options, each.learns_otherwise, gains[each.rules]))
+    return _answer(plan, search, goal, found)
+
+
+def _gain(search: Search, change: Advice) -> float:
+    """Of the time or the money, below 0 where that is less."""
+    now, then = search.base.money, change.effect.money
+    return (change.effect.slower or 0.0) if search.goal == "speed" else then / now - 1 if now and then else 0.0
+
+
+def _answer(plan: SearchedPlan, search: Search, goal: Goal | None, found: Sequence[Advice]) -> Advices:
+    fitting = [each for each in found if each.effect.verdict == "fits"]
+    return search.answer(plan, goal, fitting, partial=() if fitting else tuple(found))
+
+
+def advices(plan: SearchedPlan, found: Sequence[Advice]) -> Advices:
+    """Return changes that make a run fit as the record that any advice is."""
+    return _answer(plan, search_of(plan, "fit"), None, found).model_copy(update={"planned": len(found)})
+
+
+def search_of(plan: SearchedPlan, goal: Goal | None) -> Search:
+    """Raises UserError as `advise` does."""
+    rules = TUNING if isinstance(plan, FineTunePlan) else GENERATING
+    choices: tuple[Goal, ...] = ("fit", "speed", "cost", *(["quality"] if rules is TUNING else []))
     if goal and goal not in choices:
         raise UserError("usage.finetune_goal", goal=goal[:80], choices=choices)
-    if goal == "quality":
-        better = [planned(plan, (id,)) for id in menu_of(plan).better]
-        fits = [change for change in better if change and change.effect.verdict == "fits"]
-        return advices(plan, fits, goal, len(menu_of(plan).better), given=True)
-    wanted = goal or ("speed" if plan.verdict == "fits" else "fit")
-    now = effect_of(plan, plan)
-    if wanted != "fit" and plan.timing is None:
-        raise UserError("usage.no_time", text=f"--goal {wanted}", gpu=plan.gpu.name)
-    if wanted == "cost" and not now.money:
-        raise UserError("usage.no_price", text="--goal cost")
-    if wanted != "fit":
-        return advices(plan, _faster(plan, now, wanted), wanted, len(menu_of(plan).faster), given=goal is not None)
-    tries = Tries(plan)
-    *_, found = search(plan, tries)
-    return advices(plan, found, wanted, tries.planned, given=goal is not None)
+    base = Outcome(PlannedState(plan), plan.memory, plan.available_bytes, lambda: plan.timing)
+    wanted: Goal = "quality" if goal == "quality" else goal_of(plan, base, goal)
+    return Search(
+        Planner(lambda options, count: _outcome(plan, dict(options), count)), base, wanted, rules, _price, _best_first
+    )
 
 
-def advices(
-    plan: SearchedPlan, found: Sequence[Advice], goal: Goal = "fit", planned: int = 0, *, given: bool = False
-) -> Advices:
-    """Return these changes as the record that any advice is. `planned`: how many were tried; `given`: the user set the
-    goal."""
-    fitting = tuple(each for each in found if each.effect.verdict == "fits")
-    return Advices(
-        name=plan.name, goal=goal, goal_given=given, step=None, gpu=plan.gpu.name,
-        used_by_others_bytes=plan.used_by_others_bytes, tokens_per_step=tokens_of(plan),
-        now=effect_of(plan, plan), advised=fitting, partial=() if fitting else tuple(found),
-        useless=(), planned=planned or len(found), nothing_fits=plan.verdict != "fits" and not fitting,
-    )  # fmt: skip
+def _outcome(plan: SearchedPlan, options: Values, count: Count) -> Outcome | None:
+    """The run with other options; None where this model or card cannot have them. How often an optimizer pages, and so
+    what it takes, nobody can say."""
+    try:
+        made = untimed(plan, **options) if isinstance(plan, FineTunePlan) else replanned(plan, **options)
+    except UserError:
+        return None
+    count(tuple(options.items()))
+    paged = str(options.get("optim", "")).startswith("paged")
+
+    def timed() -> Timing | None:
+        if isinstance(plan, FineTunePlan) and isinstance(made, FineTunePlan) and plan.timing and not paged:
+            return with_time(made, plan).timing
+        return made.timing
+
+    return Outcome(PlannedState(made), made.memory, made.available_bytes, timed)
 
 
-def _faster(plan: SearchedPlan, now: Effect, goal: Goal) -> tuple[Advice, ...]:
-    """The fastest first, or the cheapest: those after which the same is learned, then the others."""
+def together(search: Search, ids: Members) -> Try | None:
+    """The run with these rules, each as it is of the run as it stands; None where one of them changes nothing, or this
+    model cannot have it, such as modules that its layers are not called."""
+    plan, options = _plan(search), Values()
+    ids = tuple(id for id in search.rules if id in ids)
+    for id in ids:
+        changes = search.rules[id].changes(plan)
+        if not changes:
+            return None
+        values = changes[0].options
+        other = {name for name, value in values.items() if getattr(search.base.state.config, name) != value}
+        kept = other | {"amp"} if "method" in other else other  # which another method has otherwise
+        options |= {name: value for name, value in values.items() if name in kept}
+    if options.get("amp") == "bf16" and not plan.gpu.supports_bf16:
+        options["amp"] = "fp16"
+    outcome = search.planner.outcome(tuple(options.items()))
+    return search.of(ids, outcome, options) if outcome else None
 
-    def gain(change: Advice) -> float:
-        then = change.effect
-        if goal == "speed":
-            return then.slower or 0.0
-        same = change.keeps_tokens_per_step or then.total_s is not None or isinstance(plan, InferencePlan)
-        return then.money / now.money - 1 if same and then.money and now.money else 0.0
 
-    found = [change for id in menu_of(plan).faster if (change := planned(plan, (id,)))]
-    worth = [each for each in found if each.effect.verdict == "fits" and gain(each) < -LEAST_GAIN]
-    return tuple(sorted(worth, key=lambda change: (*_last(change), gain(change))))
+def _plan(search: Search) -> SearchedPlan:
+    assert isinstance(search.base.state, PlannedState)
+    return search.base.state.plan
 
 
 def changes(plan: SearchedPlan) -> tuple[Advice, ...]:
     """The changes that make a run fit, best first; where nothing fits, what comes nearest. Those that train something
     else are looked at where none of the others fits, alone or together."""
-    return list(search(plan))[-1]
+    return list(searched(plan))[-1]
 
 
-def search(plan: SearchedPlan, tries: Tries | None = None) -> Iterator[tuple[Advice, ...]]:
+def searched(plan: SearchedPlan) -> Iterator[tuple[Advice, ...]]:
     """What `changes` has found so far, after each change that was planned: for who shows them as they come."""
-    tries = tries or Tries(plan)
-    alone: list[Tried] = []
-    found: list[Advice] = []
-    whole: Tried | None = None
-    for group in tries.menu.groups:
-        for id in _strongest_first(group):
-            for each in (id, *MILDER.get(id, ())):
-                change = tries.outcome((each,))
-                alone += [change] if change else []
-                fits = change is not None and change.fits
-                found += [_of(plan, change)] if change and fits else []
-                yield tuple(sorted(found, key=_rank))
-                if each == id and not fits:
+    search = search_of(plan, "fit")
+    return (tuple(search.advice(each) for each in found) for found in fitting(search))
+
+
+def fitting(search: Search) -> Iterator[list[Try]]:
+    """What makes the run fit, found so far: single changes of a tier, the first that has any, or several together."""
+    alone: dict[str, Try] = {}
+    found: list[Try] = []
+    whole: Try | None = None
+    for tier in _tiers(search):
+        for rule in tier:
+            for id in (rule.id, *rule.milder):
+                made = together(search, (id,))
+                if made:
+                    alone[id] = made
+                found += [made] if made and made.fits else []
+                yield sorted(found, key=search.order)
+                if id == rule.id and not (made and made.fits):
                     break
         if found:
             return
-        starts = [members for members in _strongest(tries, alone) if len(members) > 1]
-        every = [made for members in starts if (made := tries.outcome(members))]
-        best = min(every, key=lambda made: (not made.fits, made.needed_bytes)) if every else None
+        starts = [members for members in _strongest(search, alone) if len(members) > 1]
+        every = [made for members in starts if (made := together(search, members))]
+        best = min(every, key=lambda made: (not made.fits, made.needed_bytes), default=None)
         whole = best or whole
         if best and best.fits:
-            yield _together(tries, best.ids, alone)
+            yield _sets(search, best.rules, alone)
             return
-    yield _nearest(plan, alone, whole)
+    yield _nearest(search, [*alone.values(), *([whole] if whole else [])])
 
 
-def _together(tries: Tries, members: Members, alone: Sequence[Tried]) -> tuple[Advice, ...]:
+def _tiers(search: Search) -> list[list[Rule]]:
+    """The rules that save memory, but for those that are milder than another: of training first those after which the
+    same is learned."""
+    milder = {id for rule in search.rules.values() for id in rule.milder}
+    rules = [rule for rule in search.rules.values() if rule.kind in ("memory", "both") and rule.id not in milder]
+    if search.rules is not TUNING:
+        return [rules]
+    return [[rule for rule in rules if (rule.exactness == "exact") is exact] for exact in (True, False)]
+
+
+def _sets(search: Search, members: Members, alone: Mapping[str, Try]) -> list[Try]:
     """The sets that fit and have no other in them, of two ways down: without the most expensive first, and without
     what saves least."""
-    one = {change.ids[0]: change for change in alone}
-    ranks = {id: _rank(_of(tries.plan, change)) for id, change in one.items()}
 
-    def kept(ids: Members, cut: bool) -> Tried | None:
-        return made if (made := tries.outcome(ids)) and made.fits else None
+    def kept(ids: Members, cut: bool = False) -> Try | None:
+        return made if (made := together(search, ids)) and made.fits else None
+
+    def rivals(id: str) -> list[str]:
+        return [other for other in alone if _clash(search, alone[other], alone[id])] if id in alone else []
 
     def milder(id: str) -> Sequence[str]:
         """What costs less in a change's place, and what does less."""
-        rivals = [other for other in one if one[other].clashes(one[id]) and ranks[other] < ranks[id]]
-        return (*rivals, *MILDER.get(id, ()))
+        cheaper = [other for other in rivals(id) if search.order(alone[other]) < search.order(alone[id])]
+        return (*cheaper, *search.rules[id].milder)
 
-    costliest = tuple(sorted(members, key=lambda id: ranks[id], reverse=True))
-    weakest = tuple(sorted(members, key=lambda id: -one[id].needed_bytes))
-    made = {each.ids: each for by in (costliest, weakest) for each in reduced(by, kept, milder)}
-    found = sorted((_of(tries.plan, each) for each in made.values()), key=_rank)
-    smallest = [each for each in found if not any(set(other.rules) < set(each.rules) for other in found)]
+    costliest = sorted(members, key=lambda id: search.order(alone[id]), reverse=True)
+    weakest = sorted(members, key=lambda id: -alone[id].needed_bytes)
+    smallest = smallest_sets(search, [tuple(costliest), tuple(weakest)], kept, milder)
     if len(smallest) == 1:  # another way: something else in the place of one of its changes, such as another loop
         ids = smallest[0].rules
-        rivals = ((id, other) for id in ids if id in one for other in one if one[other].clashes(one[id]))
-        swaps = (tuple(other if each == id else each for each in ids) for id, other in rivals if other not in ids)
-        other_way = next((each for swap in swaps if (each := kept(swap, False))), None)
-        smallest += [_of(tries.plan, other_way)] if other_way else []
-    return tuple(sorted(smallest, key=_rank))
+        swaps = ((id, other) for id in ids for other in rivals(id) if other not in ids)
+        others = (kept(tuple(other if each == id else each for each in ids)) for id, other in swaps)
+        smallest += islice(filter(None, others), 1)
+    return sorted(smallest, key=search.order)
 
 
-def _strongest(tries: Tries, alone: Sequence[Tried]) -> list[Members]:
+def _clash(search: Search, one: Try, other: Try) -> bool:
+    """Whether both set an option, to different values, or one leaves the other nothing to do."""
+    pairs = ((a, b) for a in one.rules for b in other.rules)
+    if any(a in search.rules[b].instead_of or b in search.rules[a].instead_of for a, b in pairs):
+        return True
+    return any(other.options.get(option, value) != value for option, value in one.options.items())
+
+
+def _strongest(search: Search, alone: Mapping[str, Try]) -> list[Members]:
     """All that saves memory in a phase, and all of it that costs none in another. Of changes that set the same option
     the last is strongest."""
-    before = _phases(tries.plan)
-    beside = [change for change in alone if change.ids[0] not in ALONE]
-    effects = {each.ids: [now - size for now, size in zip(_phases(each.plan), before, strict=True)] for each in beside}
-    helpful = [each for each in beside if min(effects[each.ids]) < 0]
+    before, beside = _phases(search.base), [made for id, made in alone.items() if id != ALONE]
+    effects = {
+        each.rules: [now - size for now, size in zip(_phases(each.outcome), before, strict=True)] for each in beside
+    }
+    helpful = [each for each in beside if min(effects[each.rules]) < 0]
     starts: list[Members] = []
-    for some in (helpful, [each for each in helpful if max(effects[each.ids]) <= 0]):
-        found: list[Tried] = []
+    for some in (helpful, [each for each in helpful if max(effects[each.rules]) <= 0]):
+        found: list[Try] = []
         for change in some:
-            found = [*(each for each in found if not each.clashes(change) and not each.is_part_of(change)), change]
-        starts.append(tuple(each.ids[0] for each in found))
+            kept = [each for each in found if not _clash(search, each, change)]
+            found = [*(each for each in kept if not each.options.items() <= change.options.items()), change]
+        starts.append(tuple(each.rules[0] for each in found))
     return starts
 
 
-def _phases(plan: SearchedPlan) -> list[int]:
+def _phases(outcome: Outcome) -> list[int]:
     """Bytes of tensors in each phase. Preparing and merging are of adapters alone: 0 without."""
-    sizes = {phase.phase: phase.allocated_bytes for phase in plan.memory.phases}
+    sizes = {phase.phase: phase.allocated_bytes for phase in outcome.memory.phases}
     return [sizes.get(name, 0) for name in PHASES]
 
 
-def _strongest_first(tries: Iterable[str]) -> list[str]:
-    """The changes but those that are milder than another of them."""
-    milder = {id for each in MILDER.values() for id in each}
-    return [id for id in tries if id not in milder]
+def _nearest(search: Search, tries: Sequence[Try]) -> list[Try]:
+    """What comes nearest of single changes and of all together: tight ones, then those that need least."""
+    saving = [each for each in tries if search.saved(each.outcome) > 0]
+    return sorted(saving, key=lambda each: (each.outcome.verdict != "tight", each.needed_bytes))[:NEAREST]
 
 
-def _nearest(plan: SearchedPlan, alone: Sequence[Tried], whole: Tried | None) -> tuple[Advice, ...]:
-    """What comes nearest of single changes and of all together, `whole`: tight ones, then those that need least."""
-    every = (*alone, *([whole] if whole else []))
-    saving = [change for change in every if change.plan.needed_bytes < plan.needed_bytes]
-    nearest = sorted(saving, key=lambda change: (change.plan.verdict != "tight", change.plan.needed_bytes))
-    return tuple(_of(plan, change) for change in nearest[:NEAREST])
+def _price(search: Search, tried: Try) -> float:
+    return search.effect(tried.outcome).slower or 0.0
 
 
-def planned(plan: SearchedPlan, ids: tuple[str, ...]) -> Advice | None:
-    """The plan with these changes; None where one of them changes nothing, or the model cannot have it."""
-    change = tried(plan, ids)
-    return _of(plan, change) if change else None
-
-
-def _of(plan: SearchedPlan, change: Tried) -> Advice:
-    """What a change comes to. How often an optimizer pages, and so what it takes, nobody can say."""
-    paged = str(change.changed.get("optim", "")).startswith("paged")
-    other = change.plan
-    if isinstance(plan, FineTunePlan) and isinstance(other, FineTunePlan) and plan.timing and not paged:
-        other = with_time(other, plan)
-    tokens, effect, menu = (tokens_of(plan), tokens_of(other)), effect_of(plan, other), menu_of(plan)
-    return Advice(
-        rules=change.ids, step=None, gpu=plan.gpu.name, used_by_others_bytes=plan.used_by_others_bytes,
-        settings=tuple(
-            Setting(option=name, before=getattr(asked_of(plan), name), after=value, ours=False)
-            for name, value in change.changed.items()
-        ),
-        exactness=_exactness(change, menu), tokens_per_step=tokens[1], keeps_tokens_per_step=tokens[0] == tokens[1],
-        effect=effect, price=effect.slower or 0.0,
-    )  # fmt: skip
-
-
-def effect_of(now: SearchedPlan, then: SearchedPlan) -> Effect:
-    """Return what a change does: time for a token; of generating text that of each text, and money of a million."""
-    if isinstance(then, FineTunePlan):
-        return Effect.of(now, then, for_a_token=True)
-    found = Effect.of(now, then, for_a_token=False)
-    money = found.money and found.money * MILLION / tokens_of(then)
-    return found.model_copy(update={"money": money})
-
-
-def _exactness(change: Tried, menu: Menu) -> Exactness:
-    """What the learning makes of it."""
-    found = {id for id in change.ids if id in menu.other}
-    return "exact" if not found else "other optimizer" if found <= OPTIMIZERS else "other model"
-
-
-def _last(change: Advice) -> tuple[bool, bool]:
-    """Return what puts a change behind others: it needs more cards, or the result is another."""
-    return "world" in change.options, change.learns_otherwise
-
-
-def _rank(change: Advice) -> tuple[object, ...]:
-    """Of changes that fit. One that gives up what an evaluation measures comes after those that do not."""
-    return *_last(change), "loss_alone" in change.rules, len(change.rules), change.effect.slower or 0.0
+def _best_first(search: Search, tried: Try) -> tuple[object, ...]:
+    """More cards come last, then what learns otherwise, then what gives up what an evaluation measures."""
+    toll = sum(search.rules[id].toll for id in tried.rules)
+    return "world" in tried.options, tried.exactness != "exact", toll, len(tried.rules), search.price(tried)

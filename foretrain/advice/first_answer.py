@@ -8,18 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
-from foretrain.advice.advisor import short_list
+from foretrain.advice.advisor import short_list, state_of
 from foretrain.advice.asked import Asked
-from foretrain.advice.candidates import to_set, with_settings
 from foretrain.advice.planner import Planner
-from foretrain.advice.record import Advice
-from foretrain.advice.rules.base import State
+from foretrain.advice.record import Advice, to_set
 from foretrain.base.records import Record
 from foretrain.config.microbatches import ACCUMULATION, BATCH
 from foretrain.config.options import OPTIONS, RunConfig
 from foretrain.config.resolve import NANOGPT_DEFAULTS, WORDS
 from foretrain.config.words import typed_value
-from foretrain.hardware.catalogue import find
 from foretrain.predict.memory import REFUSED, RunMemory
 from foretrain.predict.plan import Plan, Timing
 from foretrain.predict.spec import StepName
@@ -90,12 +87,12 @@ def is_one_command(plan: Plan, advice: Advice) -> bool:
 
 
 def _changed(plan: Plan, advice: Advice) -> Changed | None:
-    gpu = plan.gpu if advice.gpu == plan.gpu.name else find(advice.gpu)
-    state = State(with_settings(plan.config, advice.settings), gpu, advice.trainer, advice.used_by_others_bytes)
-    made = Planner().outcome(state)
+    made = Planner().outcome(state_of(advice, plan))
     if made is None:
         return None
-    return Changed(config=state.config, memory=made.memory, timing=made.timing, available_bytes=made.available_bytes)
+    return Changed(
+        config=made.state.config, memory=made.memory, timing=made.timing, available_bytes=made.available_bytes
+    )
 
 
 def changed_command(plan: Plan, advice: Advice, asked: Asked) -> tuple[str, ...]:

@@ -10,10 +10,11 @@ from pydantic import Field
 from foretrain.advice.planner import Outcome
 from foretrain.advice.rules.base import Exactness, Goal
 from foretrain.base.records import Record
+from foretrain.config.finetune.options import FineTune
+from foretrain.config.options import RunConfig
+from foretrain.config.presets import GPT2_SHAPES
 from foretrain.config.sharing import StrategyName, way_id
 from foretrain.hardware.cluster import Cluster
-from foretrain.predict.finetune.plan import FineTunePlan
-from foretrain.predict.inference.plan import InferencePlan
 from foretrain.predict.memory import RunMemory, Verdict
 from foretrain.predict.ranks import Factor, RankPlan
 from foretrain.predict.spec import StepName
@@ -28,6 +29,17 @@ class Setting(Record):
     before: Any
     after: Any
     ours: bool
+
+
+def to_set(found: tuple[Setting, ...]) -> tuple[Setting, ...]:
+    """Those that somebody has to set: GPT-2's weights bring their own shape."""
+    brings = GPT2_SHAPES.get(next((str(s.after) for s in found if s.option == "init_from"), ""), {})
+    return tuple(setting for setting in found if setting.option not in brings)
+
+
+def with_settings(config: RunConfig, found: tuple[Setting, ...]) -> RunConfig:
+    update: dict[str, Any] = {setting.option: setting.after for setting in found}
+    return config.model_copy(update=update)
 
 
 class PhaseEffect(Record):
@@ -72,27 +84,20 @@ class Effect(Record):
     source: str
 
     @classmethod
-    def of(
-        cls,
-        now: Outcome | FineTunePlan | InferencePlan,
-        then: Outcome | FineTunePlan | InferencePlan,
-        *,
-        for_a_token: bool,
-    ) -> "Effect":
-        """Return what a run takes then; `slower` for a token, or of the step."""
+    def of(cls, now: Outcome, then: Outcome) -> "Effect":
+        """Return what a run takes then; `slower` for a token where steps may have other tokens, else of the step."""
         old, new = now.timing, then.timing
-        money = new.money() if new else None
         slower = longer = None
         if old and new:
+            by_token = now.rank or isinstance(now.state.config, FineTune)
             steps = new.step_s.expected_s / old.step_s.expected_s
-            slower = (old.tokens_per_s / new.tokens_per_s if for_a_token else steps) - 1
+            slower = (old.tokens_per_s / new.tokens_per_s if by_token else steps) - 1
             longer = new.length_s.expected_s / old.length_s.expected_s - 1
         return cls(
             needed_bytes=then.needed_bytes, saved_bytes=now.needed_bytes - then.needed_bytes,
             allocated_bytes=then.memory.worst.allocated_bytes, available_bytes=then.available_bytes,
-            verdict=then.verdict, phases=phase_effects(now.memory, then.memory),
-            step_s=new.step_s.expected_s if new else None, total_s=new.length_s.expected_s if new else None,
-            slower=slower, longer=longer, money=money[1] if money else None, source=then.memory.source,
+            verdict=then.verdict, phases=phase_effects(now.memory, then.memory), step_s=then.step_s,
+            total_s=then.total_s, slower=slower, longer=longer, money=then.money, source=then.memory.source,
         )  # fmt: skip
 
 

@@ -72,7 +72,7 @@ def base_plan(
 
 def advices(base: Plan, goal: Goal | None, price: str | None = None) -> Advices:
     """The changes to a plan. `price`: of other cards, by their names."""
-    return advise_plan(base, base.step, goal, rents=rents(price, base.config))
+    return advise_plan(base, goal=goal, rents=rents(price, base.config))
 
 
 def confirmed(

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Iterator
 
-from foretrain.advice.finetune import search
+from foretrain.advice import finetune as advisor
+from foretrain.advice.finetune import SearchedPlan
 from foretrain.advice.record import Advice
-from foretrain.advice.tries import SearchedPlan
 from foretrain.analysis.log_checks import CLOCK_HEADROOM
 from foretrain.app.finetuning.question import FineTuneQuestion
 from foretrain.base.errors import UserError
@@ -80,4 +80,4 @@ def searched(found: SearchedPlan) -> Iterator[tuple[Advice, ...]]:
     if isinstance(found, FineTunePlan) and found.facts is None:
         return iter(())
     bounded = isinstance(found, FineTunePlan) and found.bound != "exact"
-    return iter(()) if found.verdict in ("fits", None) or bounded else search(found)
+    return iter(()) if found.verdict in ("fits", None) or bounded else advisor.searched(found)

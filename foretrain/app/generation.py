@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from foretrain.advice.finetune import advise
+from foretrain.advice.advisor import advise
 from foretrain.advice.record import Advices
 from foretrain.advice.rules.base import Goal
 from foretrain.analysis.finetune_memory import FineTuneExplanation, explain_generation
@@ -55,7 +55,7 @@ def advise_inference(source: Config, gpu: str | Gpu = "auto", *, goal: Goal | No
     As `plan_inference`. `goal`: "fit" or "speed"; None: speed where it fits, else fit. Raises UserError for what cannot
     be planned.
     """
-    return advise(plan_inference(source, gpu, **options), goal)
+    return advise(plan_inference(source, gpu, **options), goal=goal)
 
 
 def model_named_by(source: Config) -> ModelSource:
@@ -147,9 +147,6 @@ class GenerationRequest:
     def forecast(self, plan: InferencePlan) -> Forecast:
         where = Placement(plan.gpu, plan.used_by_others_bytes)
         return Forecast(Generation(self.model, plan.asked), where, plan)
-
-    def advices(self, plan: InferencePlan, goal: Goal | None) -> Advices:
-        return advise(plan, goal)
 
     def explained(self, plan: InferencePlan, listen: Listen, look: Look) -> FineTuneExplanation:
         return explain_generation(plan, look.observed_bytes, look.process_bytes)

@@ -25,15 +25,13 @@ from foretrain.predict.pretraining import of_cluster, of_plan
 from foretrain.predict.ranks import ClusterPlan, rank_of
 
 if TYPE_CHECKING:
-    from foretrain.advice.record import Advices
-    from foretrain.advice.rules.base import Goal
     from foretrain.analysis.components import Explanation
     from foretrain.analysis.finetune_memory import FineTuneExplanation
-    from foretrain.app import advise, exact, generation
+    from foretrain.app import exact, generation
     from foretrain.app.finetuning import request as finetuning
     from foretrain.app.ranks import plan as ranks
 else:  # a plan waits for its own kind of run alone, and for traces where it has some
-    advise, exact, generation = (Later(f"foretrain.app.{name}") for name in ("advise", "exact", "generation"))
+    exact, generation = Later("foretrain.app.exact"), Later("foretrain.app.generation")
     finetuning, ranks = Later("foretrain.app.finetuning.request"), Later("foretrain.app.ranks.plan")
 
 
@@ -72,7 +70,6 @@ class PlanRequest(Protocol):
         ...
 
     def forecast(self, plan: Any) -> Forecast: ...
-    def advices(self, plan: Any, goal: "Goal | None") -> "Advices": ...
     def explained(self, plan: Any, listen: Listen, look: Look) -> "Explanation | FineTuneExplanation": ...
 
 
@@ -124,9 +121,6 @@ class PretrainingRequest:
     def forecast(self, plan: Any) -> Forecast:
         return of_plan(plan)
 
-    def advices(self, plan: Any, goal: "Goal | None") -> "Advices":
-        return advise.advices(plan, goal)
-
     def largest(self, plan: Any, option: str, listen: Listen, look: Look) -> Largest:
         return exact.largest(plan, option, listen, look.alloc_conf)
 
@@ -158,9 +152,6 @@ class CardsRequest(PretrainingRequest):
 
     def forecast(self, plan: Any) -> Forecast:
         return of_cluster(plan)
-
-    def advices(self, plan: Any, goal: "Goal | None") -> "Advices":
-        return ranks.advices(plan, goal)
 
     def traced(self, plan: Any, listen: Listen, look: Look) -> Any:
         return ranks.traced_cluster(plan, listen, alloc_conf=look.alloc_conf)

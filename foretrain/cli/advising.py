@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 from click.exceptions import Exit
 
+from foretrain.advice.advisor import advise as advise_plan
 from foretrain.advice.asked import Asked
-from foretrain.advice.candidates import to_set, with_settings
 from foretrain.advice.cluster import options_of
 from foretrain.advice.first_answer import changed_command
-from foretrain.advice.record import SCHEMA, Advice, Advices
+from foretrain.advice.record import SCHEMA, Advice, Advices, to_set, with_settings
 from foretrain.advice.rules.base import Goal
 from foretrain.app import advise
 from foretrain.app import kept_answers as kept_advice
@@ -108,7 +108,7 @@ def _searched(request: Any, given: dict[str, Any]) -> tuple[Any, Advices]:
     plan, *more = request.plans(Limits(given["price"]))
     if more:
         raise UserError("usage.one_card_advise", count=1 + len(more))
-    found = request.advices(plan, goal)
+    found = advise_plan(plan, goal=goal)
     if given["exact"]:
         with progress(given["quiet"]) as listen:
             found = tuning.confirmed(found, plan, request.asked, count, listen)

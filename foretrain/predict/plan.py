@@ -216,11 +216,11 @@ class Plan(PlanRecord):
         return self.memory_of(step).verdict
 
 
-def no_time(plan: Plan, text: str) -> UserError:
+def no_time(plan: PlanRecord, text: str) -> UserError:
     """The error of what was asked for by `text` and needs a time, where none is known."""
-    if plan.of_untimed_recipe:
+    if isinstance(plan, Plan) and plan.of_untimed_recipe:
         return UserError("usage.no_time_of_recipe", text=text, recipe=plan.config.recipe)
-    return UserError("usage.no_time", text=text, gpu=plan.gpu.name)
+    return UserError("usage.no_time", text=text, gpu=plan.place)
 
 
 def _counts(shape: ModelShape) -> ModelCounts:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, StrictStr
 
+from foretrain.advice.advisor import advise as advise_plan
 from foretrain.app.limits import Limits
 from foretrain.app.plan import Look, card_here
 from foretrain.base import messages
@@ -173,7 +174,7 @@ def advise(form: dict[str, Any]) -> dict[str, Any]:
     asked = Form.model_validate(form)
     request = line_of(asked).request()
     (found,) = request.plans(Limits())
-    return advice_json(found, request.advices(found, asked.goal).top(MOST_CHANGES))
+    return advice_json(found, advise_plan(found, goal=asked.goal).top(MOST_CHANGES))
 
 
 def cards(form: Form) -> Made:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from foretrain.advice import combine
-from foretrain.advice.advisor import advise, short_list, start_of
-from foretrain.advice.confirm import confirm, state_of
+from foretrain.advice.advisor import advise, short_list, start_of, state_of
+from foretrain.advice.confirm import confirm
 from foretrain.advice.planner import Planner
 from foretrain.advice.record import Advice, Advices, Effect
 from foretrain.advice.rules import BY_ID, ORDER, RULES

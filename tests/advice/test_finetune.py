@@ -12,9 +12,8 @@ import pytest
 
 import foretrain as library
 from foretrain.advice.asked import Asked
-from foretrain.advice.finetune import advise, changes, planned
-from foretrain.advice.finetune_tries import OTHER, SAME
-from foretrain.advice.tries import tried
+from foretrain.advice.finetune import advise, changes
+from foretrain.advice.rules.finetuning import TUNING
 from foretrain.app.finetune import plan_question
 from foretrain.app.finetuning.question import question
 from foretrain.base.errors import UserError
@@ -26,6 +25,7 @@ from foretrain.reports.views.finetune.advice import screen
 from foretrain.reports.views.finetune.limits import largest as largest_said
 from foretrain.reports.views.finetune.screen import change_text, four_bits_more
 from tests.kit.command import foretrain
+from tests.kit.finetune import planned
 
 CARD = "RTX 3060 12GB"
 MIXTURE = {"method": "lora", "batch_size": 1, "seq_len": 256}
@@ -154,12 +154,13 @@ def test_what_takes_much_longer_says_how_many_times() -> None:
 def test_what_fits_only_together_is_the_smallest_combination() -> None:
     """Of all pairs of changes those that leave what is learned alone."""
     plan = a_plan("gpt2", method="full", batch_size=64, evaluate=True, eval_batch_size=64)
-    alone = [change for id in (*SAME, *OTHER) if (change := tried(plan, (id,)))]
-    assert not any(change.fits for change in alone)
+    ids = [id for id, rule in TUNING.items() if rule.kind in ("memory", "both")]
+    alone = [change for id in ids if (change := planned(plan, (id,)))]
+    assert "fits" not in {change.effect.verdict for change in alone}
     found = changes(plan)
     pairs = {
-        ids for ids in combinations([id for change in alone for id in change.ids if id in SAME], 2)
-        if (change := tried(plan, ids)) and change.fits
+        ids for ids in combinations([change.rules[0] for change in alone if not change.learns_otherwise], 2)
+        if (change := planned(plan, ids)) and change.effect.verdict == "fits"
     }  # fmt: skip
     assert pairs
     assert all(change.effect.verdict == "fits" for change in found)

@@ -146,15 +146,14 @@ def test_a_smaller_gpt2_is_written_as_init_from_alone() -> None:
 def test_written_config_that_alone_does_not_fit_ends_with_3() -> None:
     """The change and less memory used by other programs: the file alone does not fit the card as it was asked about."""
     from foretrain.advice.asked import Asked
-    from foretrain.advice.candidates import settings
-    from foretrain.advice.record import Advice
+    from foretrain.advice.record import Advice, Setting
     from foretrain.cli.advising import write_changed
 
     resolved, base = resolve([str(CASE_C)]), planned(str(CASE_C), others="9GB")
     found = advise(base, "nanogpt", "fit")
-    changed = base.config.model_copy(update={"eval_iters": 100})
+    fewer = Setting(option="eval_iters", before=base.config.eval_iters, after=100, ours=False)
     advice = Advice.model_validate({
-        **found.advised[0].model_dump(), "settings": settings(base.config, changed), "step": "nanogpt",
+        **found.advised[0].model_dump(), "settings": (fewer,), "step": "nanogpt",
         "gpu": base.gpu.name, "used_by_others_bytes": 0,
     })  # fmt: skip
     found = found.model_copy(update={"advised": (advice,)})

@@ -8,10 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from foretrain.advice import planner as planning
-from foretrain.advice.advisor import start_of
-from foretrain.advice.planner import Outcome, Planner
-from foretrain.advice.rules import BY_ID
 from foretrain.app import kept_answers as kept
 from foretrain.app import kept_answers as kept_advice
 from foretrain.app.plan import plan
@@ -24,7 +20,7 @@ from foretrain.config.options import RunConfig
 from foretrain.config.presets import PRESET_ALIASES, PRESETS, is_surely_asked
 from foretrain.hardware.calibration import Calibration
 from foretrain.hardware.catalogue import find
-from foretrain.predict.memory import Asked, Ledger, estimated
+from foretrain.predict.memory import Asked, Ledger
 from foretrain.predict.plan import READINGS, seconds_by_steps
 from foretrain.predict.pretraining import spent_by_steps, with_steps
 from foretrain.predict.spec import StepSpec
@@ -186,35 +182,3 @@ def test_simulation_ends_at_a_first_evaluation_that_is_too_large(monkeypatch: py
     assert ledger.memory == Ledger(Asked(ledger.spec)).memory
     assert ledger.tensors_bytes > 12 << 30
     assert ledger.is_beyond(12 << 30, 12 << 30)
-
-
-@pytest.mark.parametrize("card", ["3060", "4070", "4090", "H100-SXM"])
-@pytest.mark.parametrize("name", ["gpt2-124m", "baby", "llama-124m"])
-def test_the_quickest_micro_batch_is_found_with_fewer_estimates(name: str, card: str) -> None:
-    start = start_of(plan(name, card), "foretrain")
-    options = BY_ID["larger_micro_batch"].changes(start)
-    planner, one_by_one = Planner(), Planner()
-    for each in (planner, one_by_one):
-        now = each.outcome(start)
-        assert now.memory
-    found = planner.quickest(start, options)
-    made = [(change, one_by_one.outcome(change.applied(start))) for change in options]
-    timed = sorted((pair for pair in made if pair[1]), key=lambda pair: pair[1].total_s)  # type: ignore[union-attr]
-    expected = next((pair[0] for pair in timed if pair[1] and pair[1].fits), None)
-    assert (found and found[0], planner.planned) == (expected, one_by_one.planned)
-
-
-def test_larger_is_larger_in_everything() -> None:
-    start = start_of(plan("gpt2-124m", "4070"), "foretrain")
-
-    def outcome(**options: object) -> Outcome:
-        state = planning.State(start.config.model_copy(update=options), start.gpu, start.step, 0)
-        return Outcome(state, lambda: estimated(state.spec), 12 << 30)
-
-    own = outcome()
-    assert planning.is_larger(outcome(batch_size=16, gradient_accumulation_steps=32), own)
-    assert not planning.is_larger(outcome(batch_size=4), own)
-    assert not planning.is_larger(outcome(batch_size=512, gradient_accumulation_steps=1), own)  # nothing is summed
-    assert not planning.is_larger(outcome(batch_size=16, loss_chunk_size=1024), own)
-    assert not planning.is_larger(outcome(batch_size=16, eval_batch_size=4), own)
-    assert not planning.is_larger(outcome(batch_size=16, auto_chunker=True), outcome(auto_chunker=True))

@@ -2,16 +2,9 @@
 
 from .compare import Declared
 
-PAGE = "the page asks of every kind of run in one way: one form, and jobs at one address"
-APPLIED = "--apply shows a change of every kind of run in full"
-FACTS = "how heads are rotated and normed are facts of a model"
-REWARD = "a reward model is planned, so the help of --training says when TRL's loop is meant"
-COUNT = "--gpus with a count plans as many of each card of --gpu"
+PRICE = "a price of a change has four digits in every kind of run"
+PLANNED = "planned counts the estimates that a search took, of which halving takes one more or fewer"
 DECLARED: tuple[Declared, ...] = (
-    Declared("", r"facts\.(rotary|scaled_queries|qk_norm_after)$", FACTS, old=r"^\(nothing\)$"),
-    Declared("python inference", r"stdout:\d+", FACTS, new='"qk_norm_after": "view"'),
-    Declared("error: cluster", "stderr", COUNT, new="of each card of --gpu"),
-    Declared("finetune file: trl.yaml.*--show-config", "stdout", REWARD),
-    Declared("serve (start|plans|forms|advice|exact|finetune|cluster|text)", "answers", PAGE),
-    Declared("error: (cluster|finetune): advise .*--apply 1", r"steps\[[01]\]", APPLIED),
+    Declared("finetune|inference|text", r"(advised|partial)\[\d+\]\.price$", PRICE, figures=0.001),
+    Declared("", r"\.planned$", PLANNED),
 )

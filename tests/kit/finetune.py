@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from foretrain.advice.finetune import SearchedPlan, search_of, together
+from foretrain.advice.record import Advice
 from foretrain.config.hub.facts import ModelSource
 from foretrain.config.presets import models
 
@@ -38,3 +40,10 @@ def small(name: str, **other: int) -> dict[str, Any]:
 def source_of(config: dict[str, Any], name: str = "small") -> ModelSource:
     """A source of such a config."""
     return ModelSource(name=name, where=name, config=config, facts=None)
+
+
+def planned(plan: SearchedPlan, ids: tuple[str, ...]) -> Advice | None:
+    """The plan with the changes of these rules; None where one of them changes nothing."""
+    search = search_of(plan, "fit")
+    made = together(search, ids)
+    return search.advice(made) if made else None

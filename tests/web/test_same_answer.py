@@ -12,6 +12,7 @@ pytest.importorskip("uvicorn")
 
 from starlette.testclient import TestClient
 
+from foretrain.advice.advisor import advise
 from foretrain.advice.record import SCHEMA as ADVICE
 from foretrain.app.limits import Limits
 from foretrain.hardware import devices
@@ -68,7 +69,7 @@ def test_advice_of_the_page_is_the_terminals(kind: str) -> None:
     request, words = line_of(form).request(), shlex.split(line_of(form).command())[2:]
     (plan,) = request.plans(Limits())
     answer = told("advise", *words, "--goal", "fit", "--top", "100")
-    assert json.loads(json.dumps(request.advices(plan, "fit").to_json(schema=ADVICE))) == answer
+    assert json.loads(json.dumps(advise(plan, goal="fit").to_json(schema=ADVICE))) == answer
 
 
 WRONG: dict[str, dict[str, Any]] = {

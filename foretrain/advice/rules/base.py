@@ -9,10 +9,14 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, get_args
 
+from foretrain.config.finetune.options import FineTune
+from foretrain.config.inference import Inference
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Dtype, Gpu
 from foretrain.hardware.cluster import Cluster
 from foretrain.model.techniques.technique import Technique
+from foretrain.predict.finetune.plan import FineTunePlan
+from foretrain.predict.inference.plan import InferencePlan
 from foretrain.predict.spec import StepName, StepSpec
 
 # exact: the same maths, other order of sums at most; rounding: the same in expectation (other half-precision rounding,
@@ -50,6 +54,10 @@ class State:
     def world(self) -> int:
         return self.cluster.world if self.cluster else 1
 
+    @property
+    def tokens_per_step(self) -> int:
+        return self.config.tokens_per_step
+
     @cached_property
     def spec(self) -> StepSpec:
         return StepSpec.of(self.config, self.gpu, self.step)
@@ -67,6 +75,31 @@ class State:
     @property
     def effective(self) -> RunConfig:
         return self.spec.config
+
+
+@dataclass(frozen=True)
+class PlannedState:
+    """A fine-tuning run, or a model that generates text, as it stands: its plan, which its rules change."""
+
+    plan: FineTunePlan | InferencePlan
+    step = None
+
+    @property
+    def config(self) -> FineTune | Inference:
+        return self.plan.tune if isinstance(self.plan, FineTunePlan) else self.plan.asked
+
+    @property
+    def gpu(self) -> Gpu:
+        return self.plan.gpu
+
+    @property
+    def used_by_others_bytes(self) -> int:
+        return self.plan.used_by_others_bytes
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Return those of a training step, or one of each text."""
+        return self.config.tokens_per_step if isinstance(self.config, FineTune) else self.config.batch
 
 
 @dataclass(frozen=True)
@@ -91,7 +124,8 @@ class Change:
 class Rule:
     """One thing that can be changed. The order of RULES is the order in which users can afford them.
 
-    `changes`: those for a run, the mildest first; none where the rule has nothing to change.
+    `changes`: those for a run, the mildest first; none where the rule has nothing to change. It is asked of a State, or
+    of the plan of fine-tuning or of generating text.
     `idle`: the id of the reason why it has nothing to change here, '' where nothing need be said.
     `redraws`: dropout's masks come out otherwise, so that with dropout it is the same in expectation only.
     `ours`: only foretrain's step can do it. `toll`: what it costs beside time, as a share of time.
@@ -105,7 +139,7 @@ class Rule:
     kind: Kind
     exactness: Exactness
     reference: str
-    changes: Callable[[State], Sequence[Change]]
+    changes: Callable[[Any], Sequence[Change]]
     idle: Callable[[State], str] = lambda state: ""
     techniques: tuple[str, ...] = ()
     redraws: bool = False
@@ -127,9 +161,10 @@ class Rule:
     saves: str = ""
     costs: str = ""
 
-    def exactness_on(self, state: State) -> Exactness:
+    def exactness_on(self, state: State | PlannedState) -> Exactness:
         """What the learning makes of it in this run."""
-        return "rounding" if self.exactness == "exact" and self.redraws and state.config.dropout else self.exactness
+        drawn = self.redraws and isinstance(state, State) and state.config.dropout
+        return "rounding" if drawn and self.exactness == "exact" else self.exactness
 
     @property
     def for_several(self) -> bool:
@@ -141,6 +176,26 @@ class Rule:
     def keeps_way(self) -> bool:
         """Whether several cards share the step as they did."""
         return not (self.several or self.recuts)
+
+
+def rule_of_options(
+    id: str,
+    kind: Kind,
+    exactness: Exactness,
+    options: Callable[[Any], dict[str, Any]],
+    reference: str = "",
+    *,
+    milder: tuple[str, ...] = (),
+    instead_of: tuple[str, ...] = (),
+    toll: float = 0.0,
+) -> Rule:
+    """The rule that sets options of a plan; `options` are none where it changes nothing."""
+
+    def changes(plan: FineTunePlan | InferencePlan) -> Sequence[Change]:
+        values = options(plan)
+        return [Change(values)] if values else []
+
+    return Rule(id, kind, exactness, reference, changes, milder=milder, instead_of=instead_of, toll=toll)
 
 
 def rule_of(technique: Technique, covers: tuple[str, ...]) -> Rule:

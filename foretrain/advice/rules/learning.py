@@ -56,7 +56,7 @@ RULES = (
         "modern_recipe", "quality", "other model", "docs/recipes.md; benchmarks/results/time_to_loss.json",
         modern_recipe,
     ),
-    # These two are made in advice/advisor.py: one follows from advice for speed, the other is a search of its own.
+    # These two are made in advice/quality.py: one follows from advice for speed, the other is a search of its own.
     Rule("more_steps", "quality", "other optimizer", "Besiroglu et al. 2024, arXiv:2404.10102", lambda state: ()),
     Rule(
         "best_shape", "quality", "other model", "Besiroglu et al. 2024, arXiv:2404.10102; foretrain/advice/best.py",

@@ -3,14 +3,15 @@
 from collections.abc import Callable
 from typing import Any
 
-from foretrain.advice.finetune import advise as advise_plan
+from foretrain.advice import confirm
+from foretrain.advice.advisor import advise
 from foretrain.advice.record import Advice, Advices, Confirmation
 from foretrain.advice.rules.base import Goal
 from foretrain.app.finetune import plan_question, traced
 from foretrain.app.finetuning.question import FineTuneQuestion
 from foretrain.app.planning import Source, asked_of
 from foretrain.base.errors import UserError
-from foretrain.predict.finetune.plan import FineTunePlan, check_exact, replanned
+from foretrain.predict.finetune.plan import FineTunePlan, replanned
 
 Listen = Callable[[str], None]
 
@@ -36,28 +37,20 @@ def advise_finetune(
     """
     asked = asked_of(source, options)
     plan = plan_question(asked, gpu, used_by_others)
-    return confirmed(advice(plan, goal), plan, asked, exact, listen)
-
-
-def advice(plan: FineTunePlan, goal: Any) -> Advices:
-    """The changes to a plan. Raises UserError for a goal that is not searched for."""
-    check_exact(plan, "foretrain advise")
-    return advise_plan(plan, goal or None)
+    return confirmed(advise(plan, goal=goal), plan, asked, exact, listen)
 
 
 def confirmed(found: Advices, plan: FineTunePlan, asked: FineTuneQuestion, count: int, listen: Listen) -> Advices:
     """With what traces say of the first `count` changes."""
     listed = "advised" if found.advised else "partial"
-    changes = getattr(found, listed)
-    checked = [_traced(plan, change, asked, listen) for change in changes[:count]]
-    return found.model_copy(update={listed: (*checked, *changes[count:])})
+    checked = confirm.traced(getattr(found, listed), count, lambda change: _confirmation(plan, change, asked, listen))
+    return found.model_copy(update={listed: checked})
 
 
-def _traced(plan: FineTunePlan, change: Advice, asked: FineTuneQuestion, listen: Listen) -> Advice:
+def _confirmation(plan: FineTunePlan, change: Advice, asked: FineTuneQuestion, listen: Listen) -> Confirmation:
     try:
         other = traced(replanned(plan, **change.options), asked, listen)
-        saved, holds = plan.needed_bytes - other.needed_bytes, other.verdict == "fits"
-        said = Confirmation(verdict=other.verdict, needed_bytes=other.needed_bytes, saved_bytes=saved, holds=holds)
     except UserError as error:
-        said = Confirmation(reason=str(error))
-    return change.model_copy(update={"confirmation": said})
+        return Confirmation(reason=str(error))
+    saved, holds = plan.needed_bytes - other.needed_bytes, other.verdict == "fits"
+    return Confirmation(verdict=other.verdict, needed_bytes=other.needed_bytes, saved_bytes=saved, holds=holds)

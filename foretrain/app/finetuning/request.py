@@ -5,12 +5,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from foretrain.advice.record import Advices
-from foretrain.advice.rules.base import Goal
 from foretrain.analysis.finetune_memory import FineTuneExplanation, explain
 from foretrain.app import exact
 from foretrain.app.finetune import plan_question, traced
-from foretrain.app.finetuning.advise import advice
 from foretrain.app.finetuning.question import FineTuneQuestion, costs_in, question
 from foretrain.app.limits import Limits, check_limits, priced, prices_of
 from foretrain.app.plan import Cards, Listen, Look, check_speed, targets, words_of_cards
@@ -85,9 +82,6 @@ class FineTuningRequest:
 
     def forecast(self, plan: FineTunePlan) -> Forecast:
         return of_plan(plan)
-
-    def advices(self, plan: FineTunePlan, goal: Goal | None) -> Advices:
-        return advice(plan, goal)
 
     def with_option(self, plan: FineTunePlan, option: str, value: int) -> FineTunePlan:
         return replanned(plan, **{option: value})

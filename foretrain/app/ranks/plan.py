@@ -114,9 +114,4 @@ def advise_cluster(
     `counts` of the answer says what 1, 2, 4 and 8 cards would give. `goal`: "fit", "speed" or "cost"; None: what the
     run needs most. The others are as in `plan_cluster`. Raises UserError for what cannot be planned.
     """
-    return advices(plan_cluster(config, gpus, **options), goal)
-
-
-def advices(plan: ClusterPlan, goal: Goal | None) -> Advices:
-    """The changes to a plan of several cards."""
-    return advise(plan, "foretrain", goal)
+    return advise(plan_cluster(config, gpus, **options), goal=goal)

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from foretrain.advice.asked import Asked
-from foretrain.advice.candidates import to_set, with_settings
-from foretrain.advice.record import Advice, Advices, Effect, Idle
+from foretrain.advice.record import Advice, Advices, Effect, Idle, to_set, with_settings
 from foretrain.advice.rules import BY_ID
 from foretrain.base.messages import has, listed
 from foretrain.base.units import rounds_to_zero

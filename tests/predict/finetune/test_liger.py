@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from foretrain.advice.finetune import planned
 from foretrain.config.finetune.options import FineTune
 from foretrain.config.hub.facts import LIGER_FAMILIES, liger_of
 from foretrain.config.hub.families import FAMILIES as OURS
@@ -28,6 +27,7 @@ import transformers
 import foretrain as library
 from tests.kit import finetune_traces as estimates
 from tests.kit import liger
+from tests.kit.finetune import planned
 from tests.kit.trainers import assert_forecast_of, explained, learned, llama, trainer_of
 
 # peft asks for names that transformers 5.23 calls old.

@@ -23,9 +23,9 @@ import peft
 import transformers
 
 import foretrain as library
-from foretrain.advice.finetune import planned
 from tests.kit import finetune_traces as estimates
 from tests.kit import unsloth
+from tests.kit.finetune import planned
 from tests.kit.trainers import assert_forecast_of, explained, learned, trainer_of
 
 # peft asks for names that transformers 5.23 calls old.

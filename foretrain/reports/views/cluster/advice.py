@@ -4,9 +4,8 @@ import shlex
 from typing import Any
 
 from foretrain.advice.asked import Asked
-from foretrain.advice.candidates import with_settings
 from foretrain.advice.cluster import options_of
-from foretrain.advice.record import Advice, Advices, CardCount, Cards, Idle, Way
+from foretrain.advice.record import Advice, Advices, CardCount, Cards, Idle, Way, with_settings
 from foretrain.base.messages import has, listed
 from foretrain.config.resolve import WORDS
 from foretrain.config.words import as_word

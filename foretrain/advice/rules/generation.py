@@ -1,20 +1,11 @@
-"""What can be changed when a model generates text. With fewer bits or shorter texts the answers are others."""
+"""Rules of generating text. With fewer bits or shorter texts the answers are others."""
 
-from typing import Protocol
-
+from foretrain.advice.rules.base import rule_of_options as rule
 from foretrain.config.inference import CACHES, FORMATS
 from foretrain.predict.inference.plan import InferencePlan, Search
 
 MOST_CARDS = 8  # of one machine: advice goes no further
 Values = dict[str, int | str]
-
-
-class Try(Protocol):
-    """The values that a change sets in a plan; none where it changes nothing."""
-
-    __name__: str
-
-    def __call__(self, plan: InferencePlan) -> Values: ...
 
 
 def _fewer_bits(plan: InferencePlan) -> Values:
@@ -78,11 +69,19 @@ def _divided(plan: InferencePlan) -> Values:
     return {"world": max(2, plan.asked.world), "split": "tensor"}
 
 
-def _named(*tries: Try) -> dict[str, Try]:
-    return {each.__name__.removeprefix("_"): each for each in tries}
-
-
-SAME = _named(_fewer_texts, _more_cards, _divided, _more_texts)
-OTHER = _named(_fewer_bits, _cache, _shorter_texts, _texts_together, _eight_bits, _four_bits)
-FITTING = ("fewer_texts", "fewer_bits", "cache", "shorter_texts", "texts_together", "more_cards", "divided")
-FASTER = ("eight_bits", "four_bits", "cache", "divided", "more_texts")
+# In the order in which they are looked at where a run does not fit.
+GENERATING = {
+    each.id: each
+    for each in (
+        rule("fewer_texts", "memory", "exact", _fewer_texts),
+        rule("fewer_bits", "memory", "other model", _fewer_bits),
+        rule("cache", "both", "other model", _cache),
+        rule("shorter_texts", "memory", "other model", _shorter_texts),
+        rule("texts_together", "memory", "other model", _texts_together),
+        rule("more_cards", "memory", "exact", _more_cards),
+        rule("divided", "both", "exact", _divided),
+        rule("eight_bits", "speed", "other model", _eight_bits),
+        rule("four_bits", "speed", "other model", _four_bits),
+        rule("more_texts", "speed", "exact", _more_texts),
+    )
+}

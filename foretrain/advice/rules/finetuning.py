@@ -1,7 +1,8 @@
-"""What can be changed in a fine-tuning run, and a run with some of it, planned."""
+"""Rules of fine-tuning: what can be changed in such a run. Each sets options of a plan."""
 
 from collections.abc import Callable
 
+from foretrain.advice.rules.base import rule_of_options as rule
 from foretrain.config.finetune.read import PEFT_TARGETS
 from foretrain.predict.finetune.plan import EXPERTS, FineTunePlan
 from foretrain.predict.finetune.program import has_flash_2
@@ -13,10 +14,6 @@ SHORTEST = 512  # tokens of a sequence: nor here
 OFFLOADED = 512  # tokens of a sequence from which on unsloth moves checkpoints to the host
 ATTENTION_ALONE = "q_proj,k_proj,v_proj,o_proj"  # the layers of a mixture that are no experts
 MOVABLE = ("trainer", "trl")  # loops that no file of a trainer's holds a run to
-ALONE = {"sixteen_bits"}  # beside others four bits take less
-# Of two such changes one leaves the other nothing to do: unsloth's kernels and TRL's tiles stand in the place of
-# liger's.
-IDLE_TOGETHER = ({"logits_to_host", "loss_alone"}, {"liger", "unsloth"}, {"liger", "trl"})
 
 _ADAMW = ("adamw_torch_fused", "adamw_torch")
 Values = dict[str, bool | int | str]
@@ -185,23 +182,6 @@ def _shortest(plan: FineTunePlan) -> Values:
     return {"seq_len": SHORTEST} if plan.tune.seq_len > SHORTEST else {}
 
 
-# The training stays the same with the first ones, and is another one with the others. Of those that set the same
-# option the last saves most.
-SAME: dict[str, Try] = {
-    "checkpointing": _checkpointing, "half_batch": _half_batch, "quarter_batch": _quarter_batch,
-    "batch_of_one": _smaller_batch, "attention": _attention, "flash": _flash, "packing": _unpadded, "liger": _liger,
-    "offload": _offload, "logits_to_host": _logits_to_host, "half_evaluation": _half_evaluation,
-    "evaluation_of_one": _evaluation_of_one, "loss_alone": _loss_alone, "trl": _trl, "unsloth": _unsloth,
-}  # fmt: skip
-OTHER: dict[str, Try] = {
-    "optimizer_8bit": _optimizer, "paged": _paged, "lower_rank": _lower_rank, "fewer_targets": _fewer_targets,
-    "lora": _lora, "qlora": _qlora, "sixteen_bits": _sixteen_bits, "lora_of_trl": _instead(_lora, _trl),
-    "qlora_of_trl": _instead(_qlora, _trl), "qlora_of_unsloth": _instead(_qlora, _unsloth),
-    "shorter": _shorter, "shortest": _shortest,
-}  # fmt: skip
-OPTIMIZERS = {"optimizer_8bit", "paged"}  # of these, changes of the optimizer alone
-
-
 def _whole_activations(plan: FineTunePlan) -> Values:
     tune = plan.tune
     ways: Values = {name: False for name in ("offload_checkpoints", "reentrant") if getattr(tune, name)}
@@ -217,12 +197,6 @@ def _larger_batch(plan: FineTunePlan) -> Values:
 
 def _fused(plan: FineTunePlan) -> Values:
     return {"optim": "adamw_torch_fused"} if plan.tune.optim == "adamw_torch" else {}
-
-
-# What takes more memory and less time; the training stays the same.
-SPENDING: dict[str, Try] = {
-    "whole_activations": _whole_activations, "larger_batch": _larger_batch, "fused": _fused,
-}  # fmt: skip
 
 
 def _all_linear(plan: FineTunePlan) -> Values:
@@ -245,13 +219,50 @@ def _fp32_weights(plan: FineTunePlan) -> Values:
     return {"dtype": "float32", "amp": _half(plan)} if tune.method == "full" and tune.dtype != "float32" else {}
 
 
-# What learns more from the same data by published comparisons, the least change first: arXiv:2405.09673 compares
-# targets, ranks and full fine-tuning, arXiv:2010.06192 weights in bfloat16.
-_FOR_ADAPTERS = {"all_linear": _all_linear, "higher_rank": _higher_rank, "full": _full}
-BETTER: dict[str, Try] = {**_FOR_ADAPTERS, "fp32_weights": _fp32_weights}
-# Changes of which a stronger one sets the same option: alone they fit only where that one does.
-MILDER = {
-    "batch_of_one": ("quarter_batch", "half_batch"), "evaluation_of_one": ("half_evaluation",),
-    "paged": ("optimizer_8bit",), "shortest": ("shorter",),
-}  # fmt: skip
-FASTER = (*SPENDING, "attention", "flash", "packing", "liger", "fewer_targets", "lora")  # what can be quicker
+# Of rules that set the same option the last saves most; those that it names as milder fit alone only where it does.
+# unsloth's kernels and TRL's tiles stand in the place of liger's. `toll`: loss_alone gives up what an evaluation
+# measures.
+_SAME = (
+    rule("checkpointing", "memory", "exact", _checkpointing),
+    rule("half_batch", "memory", "exact", _half_batch),
+    rule("quarter_batch", "memory", "exact", _quarter_batch),
+    rule("batch_of_one", "memory", "exact", _smaller_batch, milder=("quarter_batch", "half_batch")),
+    rule("attention", "both", "exact", _attention),
+    rule("flash", "both", "exact", _flash),
+    rule("packing", "both", "exact", _unpadded),
+    rule("liger", "both", "exact", _liger),
+    rule("offload", "memory", "exact", _offload),
+    rule("logits_to_host", "memory", "exact", _logits_to_host),
+    rule("half_evaluation", "memory", "exact", _half_evaluation),
+    rule("evaluation_of_one", "memory", "exact", _evaluation_of_one, milder=("half_evaluation",)),
+    rule("loss_alone", "memory", "exact", _loss_alone, instead_of=("logits_to_host",), toll=1.0),
+    rule("trl", "memory", "exact", _trl, instead_of=("liger",)),
+    rule("unsloth", "memory", "exact", _unsloth, instead_of=("liger",)),
+)
+_OTHER = (
+    rule("optimizer_8bit", "memory", "other optimizer", _optimizer),
+    rule("paged", "memory", "other optimizer", _paged, milder=("optimizer_8bit",)),
+    rule("lower_rank", "memory", "other model", _lower_rank),
+    rule("fewer_targets", "both", "other model", _fewer_targets),
+    rule("lora", "both", "other model", _lora),
+    rule("qlora", "memory", "other model", _qlora),
+    rule("sixteen_bits", "memory", "other model", _sixteen_bits),
+    rule("lora_of_trl", "memory", "other model", _instead(_lora, _trl)),
+    rule("qlora_of_trl", "memory", "other model", _instead(_qlora, _trl)),
+    rule("qlora_of_unsloth", "memory", "other model", _instead(_qlora, _unsloth)),
+    rule("shorter", "memory", "other model", _shorter),
+    rule("shortest", "memory", "other model", _shortest, milder=("shorter",)),
+)
+_SPENDING = (
+    rule("whole_activations", "speed", "exact", _whole_activations),
+    rule("larger_batch", "speed", "exact", _larger_batch),
+    rule("fused", "speed", "exact", _fused),
+)
+# What learns more from the same data by published comparisons, the least change first.
+_BETTER = (
+    rule("all_linear", "quality", "other model", _all_linear, "arXiv:2405.09673"),
+    rule("higher_rank", "quality", "other model", _higher_rank, "arXiv:2405.09673"),
+    rule("full", "quality", "other model", _full, "arXiv:2405.09673"),
+    rule("fp32_weights", "quality", "exact", _fp32_weights, "arXiv:2010.06192"),
+)
+TUNING = {each.id: each for each in (*_SAME, *_OTHER, *_SPENDING, *_BETTER)}

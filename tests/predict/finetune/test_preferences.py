@@ -222,7 +222,7 @@ def test_what_is_not_planned_of_a_policy_is_refused(options: dict[str, Any], sai
 
 
 def test_a_setting_of_the_reference_needs_one() -> None:
-    with pytest.raises(UserError, match="--training dpo"):
+    with pytest.raises(UserError, match="DPO in TRL"):
         read_finetune("llama-3.2-1b", ["--method=lora", "--precompute-reference"])
 
 

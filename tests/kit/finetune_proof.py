@@ -26,7 +26,7 @@ from foretrain.predict.trace.tracer import Tracer
 
 
 @contextmanager
-def _fresh() -> Iterator[None]:
+def fresh() -> Iterator[None]:
     """Within it accelerate knows of no earlier run, and 4-bit weights stay as they are in every processor's kernels."""
     for state in (AcceleratorState, GradientState, PartialState):
         state._reset_state()
@@ -40,7 +40,7 @@ def _fresh() -> Iterator[None]:
 
 def traced_on_cpu(config: dict[str, Any], tune: FineTune) -> Trace:
     """The trace of a run on fake CPU tensors."""
-    with _fresh(), tracing(None, compiled=False) as session, standins.stood_in(session.tracer, card=False):
+    with fresh(), tracing(None, compiled=False) as session, standins.stood_in(session.tracer, card=False):
         Run(config, tune, CPU, session.tracer, session.names).go()
     return session.tracer.record.finish()
 
@@ -48,7 +48,7 @@ def traced_on_cpu(config: dict[str, Any], tune: FineTune) -> Trace:
 def real_peaks(config: dict[str, Any], tune: FineTune) -> tuple[int, int]:
     """The same run for real: the highest sum of the CPU allocator's blocks, with and without what only a CPU takes."""
     tracer = Tracer("cpu")  # never entered: it only takes the calls that mark phases
-    with _fresh(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+    with fresh(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
         Run(config, tune, CPU, tracer, Names(tracer)).go()
     return peaks_of(found, OF_TWO_DTYPES)
 

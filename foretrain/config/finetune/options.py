@@ -7,7 +7,7 @@ that is asked about without a trainer's file they are what people run on one car
 import math
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from foretrain.base.records import Record
 from foretrain.config.hub.facts import ModelFacts
@@ -49,15 +49,26 @@ Attn = Literal["sdpa", "eager", "flash_attention_2"]
 Loop = Literal["trainer", "trl", "axolotl", "llama-factory", "unsloth", "torchtune", "own"]
 # What the figures of a step of SFT are of another training's. Training on preferences, by reinforcement or from a
 # teacher runs the same blocks, and more beside them. A classifier's head has no logits of the vocabulary, so its step
-# is below; a reward model takes two such sequences of each sample, so nothing is known but of TRL's (`rewards`).
+# is below; a reward model takes two such sequences of each sample, so nothing is known but of TRL's (PREFERENCES).
 BOUNDS: dict[str, Bound] = {
     "sft": "exact", "pretraining": "exact", "classification": "at_most",
     **dict.fromkeys(("reward", "embedding", "unknown"), "unknown"),
 }  # fmt: skip
+
+
+class Preferences(NamedTuple):
+    """What one of TRL's trainers makes of a sample: so many sequences, whose log-probabilities it compares with those
+    of a `reference`, the model as it was before."""
+
+    sequences: int = 2
+    reference: bool = False
+
+
+PREFERENCES = {"reward": Preferences(), "dpo": Preferences(reference=True)}  # that are planned, of TRL
 NAMES_OF_TRAINING: dict[str, Training] = {
     "pt": "pretraining", "rm": "reward", "prm": "classification", "reward_model": "reward", "ipo": "dpo",
-    "online_dpo": "dpo", "bco": "kto", "gspo": "grpo", "gdpo": "grpo", "dapo": "grpo", "gkd": "distillation",
-    "kd": "distillation", "seq_cls": "classification", "reranker": "classification",
+    "online_dpo": "preference", "bco": "preference", "gspo": "grpo", "gdpo": "grpo", "dapo": "grpo",
+    "gkd": "distillation", "kd": "distillation", "seq_cls": "classification", "reranker": "classification",
 }  # fmt: skip
 NAMES_OF_OPTIM: dict[str, Optim] = {
     "adamw_hf": "adamw_torch", "adamw_bnb_8bit": "adamw_8bit", "paged_adamw": "paged_adamw_32bit",
@@ -73,7 +84,7 @@ class FineTune(Record):
 
     # fmt: off
     training: Training = _option(
-        "sft", "what is trained for; kinds beside the first two and reward are named and bounded, not planned",
+        "sft", "what is trained for; kinds beside the first two and TRL's of preferences are bounded, not planned",
         group="model", aliases=("stage", "rlhf_type"), choice_names=NAMES_OF_TRAINING, affects=EVERYTHING,
     )
     method: Method = _option(
@@ -130,6 +141,10 @@ class FineTune(Record):
     attn: Attn = _option(
         "sdpa", "the attention implementation", group="batch", aliases=("attn_implementation",), basic=9,
         switches=(("flash_attention", "flash_attention_2", "sdpa"),),
+    )
+    precompute_reference: bool = _option(
+        False, "dpo: the reference's log-probabilities are made before the training, not in each step", group="batch",
+        aliases=("precompute_ref_log_probs",),
     )
     packing: bool = _option(
         False, "join samples, so that each sequence is full and none is padded", group="batch",
@@ -197,13 +212,32 @@ class FineTune(Record):
     # fmt: on
 
     @property
+    def preferences(self) -> Preferences | None:
+        """What TRL's trainer of preferences takes, where it is planned."""
+        return PREFERENCES.get(self.training) if self.loop == "trl" else None
+
+    @property
     def rewards(self) -> bool:
-        """Whether TRL's RewardTrainer trains a reward model, of which two sequences are a sample."""
-        return self.training == "reward" and self.loop == "trl"
+        """Whether TRL's RewardTrainer trains a reward model."""
+        return self.training == "reward" and self.preferences is not None
+
+    @property
+    def references(self) -> bool:
+        return self.preferences is not None and self.preferences.reference
+
+    @property
+    def forward_passes(self) -> int:
+        """Passes of a step that nothing is learned from."""
+        return int(self.references and not self.precompute_reference)
+
+    @property
+    def copies_reference(self) -> bool:
+        """Whether the reference is a model of its own: with adapters it is the model without them."""
+        return self.references and not self.adapters and not self.precompute_reference
 
     @property
     def bound_of_training(self) -> Bound:
-        return "exact" if self.rewards else BOUNDS.get(self.training, "at_least")
+        return "exact" if self.preferences else BOUNDS.get(self.training, "at_least")
 
     @property
     def bound(self) -> Bound:
@@ -237,11 +271,16 @@ class FineTune(Record):
     def joined(self) -> bool:
         """Whether the rows of a batch become a single one, as TRL packs them: it has no padding, and a mask keeps
         samples apart where the attention does not."""
-        return self.packing and self.loop == "trl" and not self.rewards
+        return self.packing and self.loop == "trl" and not self.preferences
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of a micro-batch."""
+        return self.batch_size * (self.preferences.sequences if self.preferences else 1)
 
     def rows(self, batch: int) -> tuple[int, int]:
-        """(rows, tokens of each) of a batch of so many sequences."""
-        rows = 2 * batch if self.rewards else batch
+        """(rows, tokens of each) of a batch of so many samples."""
+        rows = batch * self.preferences.sequences if self.preferences else batch
         return (1, rows * self.seq_len) if self.joined else (rows, self.seq_len)
 
     @property
@@ -273,7 +312,7 @@ ASKED: Mapping[str, Any] = {"seq_len": 2048, "batch_size": 1, "gradient_checkpoi
 def asked(facts: ModelFacts | None, values: Mapping[str, Any]) -> FineTune:
     """The run of a model that is asked about with these options and no trainer's file."""
     longest = facts.max_positions if facts else ASKED["seq_len"]
-    loop = {"loop": "trl"} if values.get("training") == "reward" else {}
+    loop = {"loop": "trl"} if values.get("training") in PREFERENCES else {}
     return FineTune.model_validate({**ASKED, **loop, "seq_len": min(ASKED["seq_len"], longest), **values})
 
 

@@ -29,7 +29,8 @@ _IDLE = (
     _Idle(("offload_checkpoints",), "unsloth", lambda tune: not tune.unsloth and tune.loop != "unsloth", noted=True),
     _Idle(("offload_checkpoints", "reentrant"), "checkpointing", lambda tune: not tune.gradient_checkpointing),
     _Idle(("strategy",), "cards", lambda tune: tune.world == 1),
-    _Idle(("packing", "lora_dropout"), "rewards", lambda tune: tune.rewards),
+    _Idle(("packing", "lora_dropout"), "preferences", lambda tune: tune.preferences is not None),
+    _Idle(("precompute_reference",), "reference", lambda tune: not tune.references),
     _Idle(("padded",), "packing", lambda tune: tune.packing),
     _Idle(_EVALUATION, "evaluate", lambda tune: not tune.evaluate),
     _Idle(("eval_accumulation_steps",), "logits", lambda tune: not tune.keeps_logits),
@@ -60,7 +61,9 @@ def whole(tune: FineTune, typed: Mapping[str, str], facts: ModelFacts | None) ->
         raise UserError("usage.finetune_no_epochs", option=typed["epochs"])
     for name, why in idle(tune).items():
         if name in typed:
-            raise UserError(f"usage.finetune_idle.{why}", option=typed[name], method=tune.method)
+            raise UserError(
+                f"usage.finetune_idle.{why}", option=typed[name], method=tune.method, training=tune.training
+            )
     if "attn" in typed and tune.attn == "eager" and _own_attention(tune, facts):
         raise UserError("usage.unsloth_eager", option=f"{typed['attn']} {tune.attn}")
     return tune

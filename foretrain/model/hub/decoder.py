@@ -534,8 +534,7 @@ class Decoder(nn.Module):
 
     def tiled_loss(self, idx: Tensor, labels: Tensor) -> Tensor:
         """Return TRL's loss, which runs the model once more where an evaluation wants logits."""
-        f = self.facts
-        turn = Turn(1 / 8.0 if f.scaled_logits else 1.0, f.logit_softcap)
+        f, turn = self.facts, self.turn()
         routed: list[Tensor] = []
         states = self.watched(idx, routed) if f.balanced else self.states(idx)
         loss, *logged = self.chunked_loss(states, self.lm_head.weight, self.lm_head.bias, labels, turn)
@@ -546,6 +545,9 @@ class Decoder(nn.Module):
         if self.keeps_logits and not self.training:
             self.logits(idx)
         return loss
+
+    def turn(self) -> Turn:
+        return Turn(1 / 8.0 if self.facts.scaled_logits else 1.0, self.facts.logit_softcap)
 
     def watched(self, idx: Tensor, routed: list[Tensor]) -> Tensor:
         routers = [block.mlp.gate for block in self.layers if isinstance(block.mlp, Mixture)]

@@ -28,7 +28,7 @@ class Router(nn.Module):
         self.seen: list[Tensor] | None = None  # router logits of a pass, where they are wanted
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        weight = self.weight if self.change is None else self.change.added(self.weight)
+        weight = self.weight if self.change is None or self.change.off else self.change.added(self.weight)
         logits = F.linear(x.reshape(-1, x.shape[-1]), weight)
         if self.seen is not None:
             self.seen.append(logits)
@@ -65,8 +65,10 @@ def balance(logits: list[Tensor], taken: int, mask: Tensor | None) -> Tensor:
 
 class Folded(nn.Module):
     """A LoRA adapter of a bare parameter (peft tuners/lora/layer.py, ParamWrapper): the matmul of its two matrices is
-    added to the whole parameter before each forward pass, and the sum is saved for backward.
+    added to the whole parameter before each forward pass, and the sum is saved for backward; not while it is `off`.
     """
+
+    off = False
 
     def __init__(self, count: int, n_out: int, n_in: int, adapter: Adapter) -> None:
         super().__init__()
@@ -115,8 +117,10 @@ class Experts(nn.Module):
     def forward(self, x: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
         N, taken, C = x.shape[0], chosen.shape[-1], x.shape[-1]
         # Made first, and held until the end.
-        of_down = self.down.factors(self.down_proj) if self.down is not None else None
-        of_gate_up = self.gate_up.factors(self.gate_up_proj) if self.gate_up is not None else None
+        of_down = self.down.factors(self.down_proj) if self.down is not None and not self.down.off else None
+        of_gate_up = (
+            self.gate_up.factors(self.gate_up_proj) if self.gate_up is not None and not self.gate_up.off else None
+        )
         experts, order = torch.sort(chosen.reshape(-1))
         rows = x[order // taken]
         sorted_shares = shares.reshape(-1)[order]

@@ -145,7 +145,9 @@ class Linear8bit(Linear4bit):
 
 
 class Lora(nn.Module):
-    """layer(x) + B(A(dropout(x))) · scale (arXiv:2106.09685)."""
+    """layer(x) + B(A(dropout(x))) · scale (arXiv:2106.09685); the layer alone while it is `off`."""
+
+    off = False
 
     def __init__(self, layer: nn.Module, n_in: int, n_out: int, adapter: Adapter) -> None:
         super().__init__()
@@ -158,6 +160,8 @@ class Lora(nn.Module):
         self.lora_magnitude = nn.Parameter(torch.ones(n_out)) if adapter.dora else None
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.off:
+            return self.base_layer(x)
         if self.quantized:
             if isinstance(self.base_layer, Linear8bit):
                 return self.over_4bit(x, self.base_layer(x))

@@ -174,8 +174,9 @@ def _placed(x: Tensor, mask: Tensor) -> Tensor:
 
 class TiledLoss(nn.Module):
     def forward(
-        self, states: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, turn: Turn
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        self, states: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, turn: Turn, *, apart: bool = False
+    ) -> tuple[Tensor, ...]:
+        """Return the mean loss, entropies and where a label is likeliest; `apart`: log-probabilities, no mean."""
         states, labels = states[:, :-1], labels[:, 1:]
         mask = labels != IGNORED
         if _on_a_card(states):
@@ -184,6 +185,8 @@ class TiledLoss(nn.Module):
             rows, targets = states.reshape(-1, states.shape[-1]), labels.clamp(min=0).reshape(-1)
             found = _LogProbs.apply(rows, weight, bias, targets, turn)
         found = tuple(_placed(x, mask) for x in found)
+        if apart:
+            return found
         log_probs, entropy, likeliest = found
         loss = (-log_probs).sum() / mask.sum()
         return loss, entropy.detach(), likeliest

@@ -170,6 +170,7 @@ class SimulatedFineTuning(Remains):
         self.outputs: list[Tensor] = []  # of the last micro-batch, which a loop of one's own holds until the next ones
         self.started: set[bool] = set()
         self.held: list[Tensor] = []  # the batch that was taken last
+        self.prepares = tune.adapters or tune.references  # else the batches of the first step come with it
         self.paged_bytes = self.saved_bytes = 0
 
     # -- phases --------------------------------------------------------------------------------------------
@@ -181,6 +182,7 @@ class SimulatedFineTuning(Remains):
         else:
             self.outside.load()
             self.outside.prepare()
+            self.precompute()
         if self.buckets.sizes:
             self.wrap()
         self.step("first_step")
@@ -226,9 +228,20 @@ class SimulatedFineTuning(Remains):
         rows, *rest = parameter.shape
         return (-(-int(rows) // self.ranks.sharing.shards), *rest), self.program.stored_bytes(parameter)
 
+    def precompute(self) -> None:
+        """The reference's passes over the data, where they come first."""
+        tune = self.tune
+        for size in (tune.batch_size, *([tune.eval_batch_size] if tune.evaluate else [])):
+            if tune.precompute_reference and tune.references:
+                self.t.use(symbols_of(self.facts, tune, self.gpu, size))
+                batch, passage = self.batch(), self.passage(train=False, before=True)
+                self.keep(passage, *[self.t.play(passage, 0)] * 2)
+                self.t.free(*batch)
+        self.t.use(self.symbols)
+
     def wrap(self) -> None:
         """Wrap the model in DDP, which sends all weights to the other cards."""
-        if not self.tune.adapters:  # nothing was prepared
+        if not self.prepares:
             self.t.phase("first_step")
         packed = (n_out * n_in for n_out, n_in in self.program.packed.values())
         weights = [p.numel() * p.dtype.itemsize for p in self.program.weights.values()]
@@ -238,10 +251,10 @@ class SimulatedFineTuning(Remains):
         """One optimizer step. The batches of all its micro-batches are there, and their labels counted, before it
         begins, in what ran before; the last one stays until the first of the next step is taken."""
         tune = self.tune
-        if phase == "first_step" and not tune.adapters:  # nothing was prepared
+        if phase == "first_step" and not self.prepares:
             self.t.phase(phase)
         batches = [self.batch() for _ in range(min(MICRO_BATCHES, tune.grad_accum))]
-        if not tune.rewards:
+        if not tune.preferences:
             self.t.free(self.t.alloc("temporaries", self.t.size(9, "B", "T")))  # which of them count, and how many
         self.t.phase(phase)
         for number, batch in enumerate(batches, 1):
@@ -332,14 +345,14 @@ class SimulatedFineTuning(Remains):
 
     # -- parts ---------------------------------------------------------------------------------------------
 
-    def passage(self, *, train: bool, last: bool = False) -> Passage:
+    def passage(self, *, train: bool, last: bool = False, before: bool = False) -> Passage:
         """A pass, without the workspaces that cuBLAS has from earlier ones; a later one adds to the gradients."""
         there, state = self._workspaces(), self.ranks.state(self.gradients, self.left, last=last, saving=train)
         first = train and self.outside.places.passes == 1
-        key = train, state, first, self.t.symbols["B"], there
+        key = train, state, first, before, self.t.symbols["B"], there
         self.started.add(train)
         if key not in self.passages:
-            structure = self.program.structure(self.t.symbols, train=train, state=state, first=first)
+            structure = self.program.structure(self.t.symbols, train=train, state=state, first=first, before=before)
             self.passages[key] = structure.sized(self.t).without("workspace", there)
         return self.passages[key]
 

@@ -115,9 +115,15 @@ class Outside:
     def prepare(self) -> None:
         """What is not in 4 bits becomes fp32; adapters are made in the dtype of the weights, then become fp32 as well,
         where the program has them so. Of modules that are trained whole peft copies the weights, and keeps both."""
+        if self.tune.adapters or self.tune.references:
+            self.t.phase("prepare")
+        if self.tune.copies_reference:
+            own = self.program.dtype.itemsize
+            for weight in [self.program.weights[name] for name in self.there]:
+                self.alloc("reference", own * weight.numel(), formula_of(own, weight.shape))
+            self.buffers()
         if not self.tune.adapters:
             return
-        self.t.phase("prepare")
         weights, loaded = self.program.weights, self.program.dtype.itemsize
         passing = [name for name in weights if name in self.there and self.program.converts_back(name)]
         for name in passing:

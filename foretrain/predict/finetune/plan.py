@@ -182,8 +182,8 @@ def untimed(plan: FineTunePlan, **options: object) -> FineTunePlan:
     """The same with other options and without its time: a search asks for the memory of many runs. Raises UserError
     for what this model or card cannot have."""
     tune = resolved(plan.source, FineTune.model_validate({**plan.tune.model_dump(), **options}), plan.gpu)
-    if plan.tune.rewards and not tune.rewards:
-        raise UserError("usage.reward_kernels", option=f"--loop {tune.loop}")
+    if plan.tune.preferences and not tune.preferences:
+        raise UserError("usage.preferences_kernels", training=tune.training, option=f"--loop {tune.loop}")
     answer = Answer.of(plan.source, tune, plan.gpu, plan.available_bytes)
     memory = bounded(answer.memory, plan.bound)
     return plan.model_copy(update={"tune": tune, "counts": answer.counts, "memory": memory, "timing": None})
@@ -255,8 +255,11 @@ def _check_parts(facts: ModelFacts, tune: FineTune) -> None:
     check_saved(facts, tune)
     if tune.rewards and facts.model_type in WITHOUT_SCORE:
         raise UserError("usage.reward_model", model=facts.model_type)
-    if tune.rewards and (tune.liger or tune.unsloth):
-        raise UserError("usage.reward_kernels", option="--unsloth" if tune.unsloth else "--liger")
+    if tune.preferences and (tune.unsloth or (tune.rewards and tune.liger)):
+        option = "--unsloth" if tune.unsloth else "--liger"
+        raise UserError("usage.preferences_kernels", training=tune.training, option=option)
+    if tune.references and tune.sharded:
+        raise not_planned(tune, f"training = {tune.training}")
     # The loss reads the head's weight, which nothing has gathered: accelerate finds no norm to gather it with.
     alone = not facts.tied and facts.model_type not in NORM_IN_HEAD
     if tune.sharded and tune.loop == "trl" and tune.adapters and alone:
@@ -313,8 +316,11 @@ def notes_of(source: ModelSource, tune: FineTune, gpu: Gpu, others_bytes: int, a
         note("vision_frozen")
     if tune.compile and not is_known(facts, tune, gpu):
         note("finetune_compile")
-    if tune.rewards:
-        note("finetune_pairs", batch=tune.batch_size, rows=2 * tune.batch_size)
+    if tune.preferences and tune.preferences.sequences > 1:
+        note("finetune_pairs", batch=tune.batch_size, rows=tune.sequences)
+    if tune.references:
+        once = "finetune_reference_precomputed" if tune.precompute_reference else "finetune_reference_adapters"
+        note("finetune_reference_copied" if tune.copies_reference else once)
     if tune.joined and tune.attn != "flash_attention_2":
         _, tokens = tune.rows(tune.batch_size)
         note("packed_mask", tokens=tokens, size=tokens**2)
@@ -346,7 +352,7 @@ def expert_notes(facts: ModelFacts, tune: FineTune) -> list[Note]:
     on an even split. The bound: a token takes an expert once, so one expert has at most all tokens."""
     if not facts.n_expert:
         return []
-    tokens = tune.batch_size * tune.seq_len
+    tokens = tune.sequences * tune.seq_len
     rows = tokens * facts.experts_per_token
     values = {"taken": facts.experts_per_token, "experts": facts.n_expert, "rows": rows, "most": tokens}
     found = [Note(id="experts_even", values={**values, "even": -(-rows // facts.n_expert)})]

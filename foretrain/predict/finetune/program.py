@@ -63,10 +63,12 @@ def grouped_matmul(gpu: Gpu) -> str:
     return "looped" if gpu.capability >= (8, 0) else "own"
 
 
-def with_score(facts: ModelFacts) -> ModelFacts:
-    """A model whose head is one of its own, with one output; TRL sets its modules of dropout to 0 (disable_dropout)."""
+def preferring(facts: ModelFacts, tune: FineTune) -> ModelFacts:
+    """A model as TRL's trainers of preferences have it: modules of dropout set to 0 (disable_dropout); with a score of
+    its own for a head, where it rewards."""
     off = ("embedding_dropout", "residual_dropout", *(["attention_dropout"] if facts.model_type == "gpt2" else []))
-    return facts.model_copy(update={"tied": False, "balanced": False, **dict.fromkeys(off, 0.0)})
+    score = {"tied": False, "balanced": False} if tune.rewards else {}
+    return facts.model_copy(update={**score, **dict.fromkeys(off, 0.0)})
 
 
 class Lettered:
@@ -91,7 +93,7 @@ class Program:
     """A model as one way to fine-tune it runs. `weights`: all parameters, by name; frozen ones want no gradient."""
 
     def __init__(self, facts: ModelFacts, tune: FineTune, gpu: Gpu) -> None:
-        facts = with_score(facts) if tune.rewards else facts
+        facts = preferring(facts, tune) if tune.preferences else facts
         self.facts, self.tune, self.attention = facts, tune, partial(attention_kernel, facts, tune, gpu)
         self.cuda, self.grouped = gpu.kind == "cuda", grouped_matmul(gpu)
         card = m.Card(self.cuda, gpu.capability, gpu.sm_count or 1, gpu.memory_bytes or 1 << 34)
@@ -117,7 +119,7 @@ class Program:
         self.logit_bytes = 4 if self.low or (self.widened and tune.loop != "axolotl") else self.dtype.itemsize
         whole = self._built(facts.n_layer)
         self.shards = self.ranks.share(whole) if isinstance(self.ranks, Shards) else []
-        self.weights = dict(whole.named_parameters())
+        self.weights = {name: p for name, p in whole.named_parameters() if not name.startswith("copy.")}
         # weights that peft trains a copy of (ModulesToSaveWrapper): the original stays, frozen
         self.saved = {name: p for name, p in self.weights.items() if is_saved(facts, tune, name)}
         self.n_original = sum(p.numel() for p in self.saved.values())
@@ -142,7 +144,8 @@ class Program:
         special = (facts.sliding_layers, facts.layers_without_rotary, facts.dense_layers)
         alike = all(len(layers) in (0, facts.n_layer) for layers in special)
         alike = alike and not (tune.loop == "trl" and facts.balanced)  # a loss of what all layers gave
-        self.run = (min(MOST, facts.n_layer) if alike else facts.n_layer,)
+        self.groups = (facts.n_layer,) * (2 if tune.copies_reference else 1)
+        self.run = (min(MOST, facts.n_layer),) * len(self.groups) if alike else self.groups
         self._recorders: dict[tuple[Any, ...], Recorder] = {}  # passes that were run, and unrolled
         self._structures: dict[tuple[Any, ...], Structure] = {}
 
@@ -150,9 +153,10 @@ class Program:
         """The model with so many layers; `masked`: its attention has a mask in any case."""
         tune, linear = self.tune, loader.load("foretrain.model.hub.linear")
         decoder = loader.load("foretrain.model.hub.decoder")
-        kind = loader.load("foretrain.model.hub.reward").RewardModel if tune.rewards else decoder.Decoder
+        preferences = loader.load("foretrain.model.hub.preferences")
+        kind = preferences.RewardModel if tune.rewards else preferences.Policy if tune.references else decoder.Decoder
         modules.weights.set(self.dtype)
-        dropout = 0.0 if tune.rewards else tune.lora_dropout
+        dropout = 0.0 if tune.preferences else tune.lora_dropout
         adapter = linear.Adapter(Dim(tune.lora_r, 1, ("r",)), dropout, self.wide, tune.method == "dora")
         bits = 4 if tune.method == "qlora" else 8
         packed = linear.Packed(self.low or self.dtype, self.dtype, tune.double_quant, bits, not tune.reentrant)
@@ -168,6 +172,10 @@ class Program:
         facts = Lettered(self.facts, tune, layers, written=written, masked=masked)
         model = kind(facts, build, **ways, keeps_logits=tune.keeps_logits, tiled=self.tiled)
         model.returns_logits = tune.loop == "own"
+        if tune.copies_reference:
+            model.copy = kind(facts, decoder.Build(), tiled=True)
+            for number, block in enumerate(model.copy.layers, layers):
+                block.__dict__["_layer"], block.self_attn.rotate = number, build.rotary
         self._prepare(model)
         modules.weights.set(float32)
         return model
@@ -207,30 +215,35 @@ class Program:
         return symbols
 
     def structure(
-        self, symbols: dict[str, int], *, train: bool, state: State = FRESH, first: bool = False
+        self, symbols: dict[str, int], *, train: bool, state: State = FRESH, first: bool = False, before: bool = False
     ) -> Structure:
         """Forward and, in training, backward pass of a micro-batch, for all layers; `state`: what it finds; `first`: it
-        is the run's first."""
-        asked = (*symbols.items(), train, state, first)
+        is the run's first; `before`: the reference's, before the training."""
+        asked = (*symbols.items(), train, state, first, before)
         while asked not in self._structures:
-            recorder = self.ranks.recorder(partial(self.recorder, symbols, train=train, first=first), state)
+            given = partial(self.recorder, symbols, train=train, first=first, before=before)
+            recorder = self.ranks.recorder(given, state)
             try:
-                found = unroll(recorder, (self.facts.n_layer,), self.run)
+                found = unroll(recorder, self.groups, self.run)
             except Uneven:
-                self.run = (self.facts.n_layer,)
+                self.run = self.groups
             else:
                 self._structures[asked] = found
         return self._structures[asked]
 
-    def recorder(self, symbols: dict[str, int], state: State = FRESH, *, train: bool, first: bool = False) -> Recorder:
+    def recorder(
+        self, symbols: dict[str, int], state: State = FRESH, *, train: bool, first: bool = False, before: bool = False
+    ) -> Recorder:
         """The pass of the layers that are run; one that was run before is that one."""
         first = first and self.tune.offloads
-        asked = (*symbols.items(), state, train, first, *self.run)
+        asked = (*symbols.items(), state, train, first, before, *self.run)
         if asked not in self._recorders:
-            self._recorders[asked] = self._recorded(symbols, state, train=train, first=first)
+            self._recorders[asked] = self._recorded(symbols, state, train=train, first=first, before=before)
         return self._recorders[asked]
 
-    def _recorded(self, symbols: dict[str, int], state: State, *, train: bool, first: bool) -> Recorder:
+    def _recorded(
+        self, symbols: dict[str, int], state: State, *, train: bool, first: bool, before: bool = False
+    ) -> Recorder:
         model = self._built(self.run[0])
         model.first_pass = first
         machine = self.ranks.machine(cuda=self.cuda, low=self.low, attention=self.attention)
@@ -244,12 +257,19 @@ class Program:
         shape = (Dim(symbols["B"], 1, ("B",)), Dim(symbols["T"], 1, ("T",)))
         idx, labels = (m.Tensor(shape, m.contiguous_strides(shape), m.int64, None) for _ in range(2))
         with m.running(machine):
-            with machine.autocast():
-                found = model(idx, labels)
-                loss, *outputs = found if isinstance(found, tuple) else (found,)
-                if self.low:  # accelerate's convert_outputs_to_fp32
-                    outputs = [each.float() for each in outputs]
-                del found
+            if before:
+                model.before(idx, labels, machine.autocast)
+                loss: Any = None
+            elif self.tune.references:
+                reference = not self.tune.precompute_reference
+                loss = model.compared(idx, labels, machine.autocast, reference=reference)
+            else:
+                with machine.autocast():
+                    found = model(idx, labels)
+                    loss, *outputs = found if isinstance(found, tuple) else (found,)
+                    if self.low:  # accelerate's convert_outputs_to_fp32
+                        outputs = [each.float() for each in outputs]
+                    del found
             t.split = len(t.events)
             if train:
                 root = [loss]
@@ -298,7 +318,7 @@ def kernels_of(program: Program, symbols: dict[str, int], *, compiled: bool) -> 
     found = recorder.kernels
     if compiled:
         found = fused(found, {serial for _, serial, _ in recorder.taken}, 1)
-    copies = {OUTSIDE: 1, **{i: len(each) for i, each in enumerate(copies_of((program.facts.n_layer,), program.run))}}
+    copies = {OUTSIDE: 1, **{i: len(each) for i, each in enumerate(copies_of(program.groups, program.run))}}
     for each in found:
         yield each, copies[each.layer] * each.times
 
@@ -422,9 +442,11 @@ class CompiledProgram(Program):
         structure = self.structure(t.symbols, train=True)
         return first_walk(t, structure.sized(t), structure, there, cuda=self.cuda).backward()
 
-    def _recorded(self, symbols: dict[str, int], state: State, *, train: bool, first: bool) -> Recorder:
+    def _recorded(
+        self, symbols: dict[str, int], state: State, *, train: bool, first: bool, before: bool = False
+    ) -> Recorder:
         if not train:
-            return super()._recorded(symbols, state, train=train, first=first)
+            return super()._recorded(symbols, state, train=train, first=first, before=before)
         model = self._built(self.run[0], LOADER, masked=True)
         machine = Compiler(cuda=self.cuda, low=self.low, attention=self.attention, functional=operations)
         machine.card = self.card

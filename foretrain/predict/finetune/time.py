@@ -247,21 +247,21 @@ MOST_KEPT = 128
 def model_flops(facts: ModelFacts, tune: FineTune, gpu: Gpu) -> int:
     """FLOPs of one optimizer step of all its micro-batches, a multiply-add counted as two. A dense model that is
     trained whole needs 6·N + 12·L·H·D·T a token, with the N parameters of its matrices, the head among them."""
-    plain = tune.model_copy(update={**PLAIN, "loop": tune.loop if tune.rewards else "trainer"})
-    return (
-        tune.world * tune.grad_accum * _counted(facts.model_dump_json(), plain.model_dump_json(), gpu.model_dump_json())
-    )
+    own = {} if tune.rewards else {"loop": "trainer", "training": "sft", "batch_size": tune.sequences}
+    asked = (each.model_dump_json() for each in (facts, tune.model_copy(update={**PLAIN, **own}), gpu))
+    return tune.world * tune.grad_accum * _counted(*asked, tune.forward_passes)
 
 
 @lru_cache(maxsize=MOST_KEPT)
-def _counted(facts: str, tune: str, gpu: str) -> int:
+def _counted(facts: str, tune: str, gpu: str, forward_passes: int) -> int:
     work = StepWork(
         ModelFacts.model_validate_json(facts), FineTune.model_validate_json(tune), Gpu.model_validate_json(gpu)
     )
     # Two of the five products of flash attention's backward pass make what the forward pass made.
     fused = (op for op in work.micro if len(op.shape) == 4 and op.kind.endswith("backward"))
     again = sum(op.runs * op.flops // 5 for op in fused)
-    return flops(work.micro) - again
+    more = forward_passes * flops([op for op in work.micro if op.part == "forward"])
+    return flops(work.micro) - again + more
 
 
 def timing(work: StepWork, prices: Prices = PRICES) -> Timing | None:

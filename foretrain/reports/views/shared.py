@@ -29,7 +29,8 @@ GROUPS = {
     "logits": "logits", "temporaries": "temporaries", "workspace": "temporaries",
     "measuring": "temporaries", "batch": "temporaries",
     "overhead": "overhead", "activations": "activations", "buffers": "weights", "rounding": "temporaries",
-    "adapters": "weights", "buckets": "gradients", "gathered": "weight_copies", "exchanged": "temporaries",
+    "adapters": "weights", "reference": "weights", "buckets": "gradients",
+    "gathered": "weight_copies", "exchanged": "temporaries",
 }  # fmt: skip
 GROUP_ORDER = (
     "weights", "gradients", "optimizer", "weight_copies", "activations", "logits", "temporaries", "overhead"

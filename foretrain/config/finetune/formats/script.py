@@ -21,7 +21,7 @@ _CALLS = ("get_peft_model", "SFTConfig", "TrainingArguments", "UnslothTrainingAr
 # What a trainer is for, by the class of its config or its own: DPOConfig, DPOTrainer.
 _TRAINER = re.compile(r"(\w+?)(Config|Trainer)")
 _TRAININGS = {
-    "SFT": "sft", "DPO": "dpo", "OnlineDPO": "dpo", "XPO": "dpo", "NashMD": "dpo", "KTO": "kto", "BCO": "kto",
+    "SFT": "sft", "DPO": "dpo", "KTO": "kto", **dict.fromkeys(("OnlineDPO", "XPO", "NashMD", "BCO"), "preference"),
     "ORPO": "orpo", "CPO": "cpo", "GRPO": "grpo", "RLOO": "rloo", "PPO": "ppo", "PPOv2": "ppo", "Reward": "reward",
     "PRM": "classification", "GKD": "distillation", "MiniLLM": "distillation", "SDFT": "distillation",
     "SentenceTransformer": "embedding",
@@ -80,6 +80,10 @@ def table_of_script(text: str, source: str) -> tuple[str, dict[str, Any]]:
         found.keys["peft_config"] = Unread("LoraConfig, which nothing takes")
     if found.called & {"LoraConfig", "get_peft_model"}:
         found.keys = {"lora_r": 8, "lora_dropout": 0.0, **found.keys, "use_peft": True}  # LoraConfig's defaults
+    if "get_peft_model" in found.called and found.trainings & {"dpo", "kto"}:
+        found.keys["ref_model"] = Unread("a copy of the adapter as the reference")
+    elif found.keys.pop("ref_model", None) and found.keys.get("use_peft"):
+        found.keys["ref_model"] = Unread("ref_model")
     if found.heads and not {"dtype", "torch_dtype"} & found.keys.keys():
         found.keys["dtype"] = "auto"
     return "trl" if found.trainings else "trainer", found.keys
@@ -252,6 +256,8 @@ class _Script:
                 if isinstance(keyword.value, ast.Name) and not isinstance(self.names.get(keyword.value.id), str):
                     continue  # a model that was made before
                 self._take("model", keyword.value, "model_name")
+            elif keyword.arg == "ref_model":
+                self.keys["ref_model"] = not isinstance(keyword.value, ast.Constant)
             elif keyword.arg == "compute_metrics":
                 self.keys["keeps_logits"] = True
             elif keyword.arg == "bnb_4bit_compute_dtype" and _last(keyword.value) == "float32":
@@ -322,7 +328,7 @@ class _Script:
             self.keys["training"] = next(iter(heads)) if len(heads) == 1 else "unknown"
         elif self.trainings:
             self.keys["training"] = "sft"
-        if len({*self.models}) > 1 and not trainings:
+        if len({*self.models}) > 1 and not trainings - {"dpo", "kto"}:
             self.keys["models"] = Unread(
                 f"from_pretrained of {' and '.join(sorted({str(each)[:40] for each in self.models}))}"
             )
@@ -353,5 +359,5 @@ def without_unread(keys: dict[str, Any], found: FileSettings) -> dict[str, Any]:
     known = known_keys("trainer", "unsloth", "trl", "adapter", "training")
     for key, value in keys.items():
         if isinstance(value, Unread) and key != "model_name" and known.get(key) != "harmless":
-            found.unplanned[str(value)] = "at_least" if key == "images" else "unknown"
+            found.unplanned[str(value)] = "at_least" if key in ("images", "ref_model") else "unknown"
     return {key: value for key, value in keys.items() if not isinstance(value, Unread)}

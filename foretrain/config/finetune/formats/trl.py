@@ -14,6 +14,7 @@ from foretrain.config.finetune.formats.format import (
     training,
     training_arguments,
 )
+from foretrain.config.finetune.options import PREFERENCES
 from foretrain.config.finetune.table import Table
 
 
@@ -70,8 +71,13 @@ def preferences(table: Table) -> None:
             training(table, "dpo" if losses & _DPO else "unknown", "loss_type")
     if losses != {"dft"}:
         table.take("loss_type")
-    if table.found.values.get("training") == "reward" and not table.flag("disable_dropout", default=True):
+    kind = PREFERENCES.get(table.found.values.get("training", ""))
+    if kind and not table.flag("disable_dropout", default=True):
         table.unplanned("disable_dropout", False, bound="at_least")
+    if kind and kind.reference:
+        table.put("precompute_reference", "precompute_ref_log_probs")
+        if table.flag("sync_ref_model"):
+            table.unplanned("sync_ref_model", True, bound="at_least")
     if table.found.values.get("training") in ("grpo", "rloo"):
         length = [
             table.take(key, default) for key, default in (("max_prompt_length", 0), ("max_completion_length", 256))
@@ -99,8 +105,9 @@ _TRAININGS = {
     "kto": {"desirable_weight", "undesirable_weight"}, "simpo": {"simpo_gamma"},
     "distillation": {"teacher_model_name_or_path", "lmbda"},
     "reward": {"center_rewards_coefficient"},
+    "cpo": {"cpo_alpha"},
     "preference": {"beta", "max_prompt_length", "precompute_ref_log_probs", "rpo_alpha", "ref_model_init_kwargs",
-                   "cpo_alpha", "orpo_alpha"},
+                   "orpo_alpha"},
 }  # fmt: skip
 _KEYS = frozenset(("use_peft", "dataset_mixture", "dataset_mixer", "dataset_train_split", "dataset_test_split",
     "dataset_text_field", "assistant_only_loss", "completion_only_loss", "use_bnb_nested_quant", "packing_strategy",

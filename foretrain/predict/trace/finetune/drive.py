@@ -263,15 +263,20 @@ class Run:
         return (tune.grad_accum * STEPS + 1) * tune.batch_size, tune.eval_batches * tune.eval_batch_size
 
     def batch(self, samples: list[Any]) -> dict[str, Tensor]:
-        """Return token ids, a mask and labels, which pairs for a reward model have none of. A padded batch's mask has
-        zeros, whose value the trace knows.
+        """Return token ids, a mask and what the trainer takes beside them. A padded batch's mask has zeros, whose value
+        the trace knows.
         """
-        shape = self.tune.rows(len(samples))
-        mask = torch.zeros if self.tune.padded and not self.tune.packing else torch.ones
+        tune, shape = self.tune, self.tune.rows(len(samples))
+        mask = torch.zeros if tune.padded and not tune.packing else torch.ones
         found = {
             "input_ids": torch.zeros(shape, dtype=torch.int64), "attention_mask": mask(shape, dtype=torch.int64),
-            **({} if self.tune.rewards else {"labels": torch.zeros(shape, dtype=torch.int64)}),
         }  # fmt: skip
+        if tune.references:
+            found["completion_mask"] = torch.ones(shape, dtype=torch.int64)
+        elif not tune.rewards:
+            found["labels"] = torch.zeros(shape, dtype=torch.int64)
+        if tune.precompute_reference:
+            found |= {f"ref_{name}_logps": torch.zeros(len(samples)) for name in ("chosen", "rejected")}
         for name, tensor in found.items():
             self.tracer.tag(tensor, "batch", name)
         return found

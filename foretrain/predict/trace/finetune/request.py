@@ -73,7 +73,7 @@ class FineTuneRequest:
     def job(self) -> dict[str, Any]:
         return {
             "by": "foretrain.predict.trace.finetune.drive", "config": self.source.config, "compiled": self.tune.compile,
-            "tune": self.normal_tune().model_dump(mode="json", exclude=None if self.tune.rewards else {"training"}),
+            "tune": self.normal_tune().model_dump(mode="json", exclude=None if self.tune.preferences else {"training"}),
             "gpu": service.shaping_facts(self.gpu),
         }  # fmt: skip
 

@@ -4,15 +4,18 @@ Triton's kernels compute its loss in tiles and allocate nothing: the tensors of 
 Only the kernels are left out.
 """
 
+import sys
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import trl.trainer.utils
 from datasets import Dataset
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast, Trainer
+from trl.trainer.dpo_config import DPOConfig
+from trl.trainer.dpo_trainer import DPOTrainer
 from trl.trainer.reward_config import RewardConfig
 from trl.trainer.reward_trainer import RewardTrainer
 from trl.trainer.sft_config import SFTConfig
@@ -20,6 +23,7 @@ from trl.trainer.sft_trainer import SFTTrainer
 
 from foretrain.predict.trace.card.patches import Patches
 from foretrain.predict.trace.finetune.drive import Marking, Run, adapter_config
+from foretrain.predict.trace.finetune.standins import loaded
 
 try:
     from trl.kernels import chunked_logprob
@@ -31,6 +35,18 @@ class MarkingTrl(Marking):
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Write none: it takes no memory."""
 
+    def _prepare_dataset(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return it as it is: its samples stand for tokens."""
+        return dataset
+
+    def _precompute_ref_logps(self, dataset: Any, name: str, batch_size: int) -> Any:
+        """Let the reference see two batches; what it makes of them is in all batches (`Run.batch`)."""
+        trainer: Any = self
+        for _ in range(2):
+            batch = trainer.data_collator([None] * batch_size)
+            trainer.compute_ref_log_probs(trainer.model, trainer._prepare_inputs(batch))
+        return dataset
+
 
 class MarkedSft(MarkingTrl, SFTTrainer):
     pass
@@ -38,6 +54,23 @@ class MarkedSft(MarkingTrl, SFTTrainer):
 
 class MarkedReward(MarkingTrl, RewardTrainer):
     pass
+
+
+class MarkedDpo(MarkingTrl, DPOTrainer):
+    pass
+
+
+class _Kind(NamedTuple):
+    trainer: Any
+    config: Any
+    columns: tuple[str, ...]
+
+
+KINDS = {
+    "reward": _Kind(MarkedReward, RewardConfig, ("chosen_ids", "rejected_ids")),
+    "dpo": _Kind(MarkedDpo, DPOConfig, ("prompt_ids", "chosen_ids", "rejected_ids")),
+}
+SFT = _Kind(MarkedSft, SFTConfig, ("input_ids",))
 
 
 class _Kernel:
@@ -62,19 +95,30 @@ def on_a_card() -> AbstractContextManager[Any]:
 
 
 def trainer(run: Run, model: Any, folder: str) -> Trainer:
-    """Return SFTTrainer or RewardTrainer with the model as it was loaded: the trainer makes the adapters."""
-    rewards, joined = run.tune.rewards, run.tune.joined
-    columns = ("chosen_ids", "rejected_ids") if rewards else ("input_ids",)
-    train, evaluate = (Dataset.from_dict({name: [[0]] * count for name in columns}) for count in run.samples)
-    own = {} if rewards else {"dataset_kwargs": {"skip_prepare_dataset": True}, "packing": joined}
-    given = run.common(folder, RewardConfig if rewards else SFTConfig, max_length=None, **own)
-    found = (MarkedReward if rewards else MarkedSft)(
-        model=model, train_dataset=train, eval_dataset=evaluate, processing_class=_tokenizer(),
-        peft_config=adapter_config(run.tune) if run.tune.adapters else None,
-        **{**given, "data_collator": None if joined else run.batch},
-    )  # fmt: skip
+    """Return TRL's trainer with the model as it was loaded: the trainer makes the adapters."""
+    tune, joined = run.tune, run.tune.joined
+    kind = KINDS.get(tune.training, SFT)
+    train, evaluate = (Dataset.from_dict({name: [[0]] * count for name in kind.columns}) for count in run.samples)
+    own = {"dataset_kwargs": {"skip_prepare_dataset": True}, "packing": joined} if kind is SFT else {}
+    reference: dict[str, Any] = {}
+    if tune.references:
+        own["precompute_ref_log_probs"] = tune.precompute_reference
+    if tune.copies_reference:  # which TRL loads in the same way
+        reference["ref_model"] = loaded(run.written, tune, run.device)
+        run.names.learn(reference["ref_model"])
+    given = run.common(folder, kind.config, max_length=None, **own)
+    with Patches() as patches:
+        code = sys.modules[kind.trainer.__bases__[1].__module__]
+        patches.set_everywhere((code,), "hash_module", lambda module: "")  # a name for a file, by values
+        found = kind.trainer(
+            model=model, train_dataset=train, eval_dataset=evaluate, processing_class=_tokenizer(),
+            peft_config=adapter_config(tune) if tune.adapters else None, **reference,
+            **{**given, "data_collator": None if joined else run.batch},
+        )  # fmt: skip
     if joined:  # which takes no other collator
         found.data_collator = partial(_packed, run)
+    for name, weight in reference["ref_model"].named_parameters() if reference else ():
+        run.tracer.tag(weight, "reference", name)
     found.run = run
     return found
 

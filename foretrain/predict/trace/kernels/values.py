@@ -304,6 +304,8 @@ def _rule(func: Any) -> Rule | None:
         return lambda values, args, kwargs, out: _reckoned(values, plain, args, kwargs)
     if name in PASSED_ON and func._overloadname in ("default", "dim", "dims"):
         return lambda values, args, kwargs, out: _passed_on(values, name, args)
+    if plain == "masked_fill":
+        return lambda values, args, kwargs, out: _masked(values, args)
     if name == "sum":
         return lambda values, args, kwargs, out: _summed(values, args, out)
     return None
@@ -360,6 +362,11 @@ def _passed_on(values: Values, name: str, args: tuple[Any, ...]) -> Known | None
     if name == "bitwise_not" and not isinstance(value, bool):
         return None
     return Known(CHANGED[name](value) if name in CHANGED else value, known.certain)
+
+
+def _masked(values: Values, args: tuple[Any, ...]) -> Known | None:
+    mask = values.of(args[1])
+    return values.of(args[2] if mask.value else args[0]) if mask.certain else None
 
 
 def _summed(values: Values, args: tuple[Any, ...], out: Tensor) -> Known | None:

@@ -33,7 +33,7 @@ def before(plan: FineTunePlan | None, problem: str, cards: int) -> Document:
     said.append(Table(tuple(Message(f"column.{name}") for name in names), rows, frozenset({1, 2})))
     said.append(Paragraph(_speed(plan)))
     tune = plan.tune
-    values = {"batch": tune.batch_size, "seq_len": tune.seq_len, "accum": tune.grad_accum, "source": plan.memory.source}
+    values = {"batch": tune.sequences, "seq_len": tune.seq_len, "accum": tune.grad_accum, "source": plan.memory.source}
     said.append(Paragraph(Message("callback.assumes", values)))
     if cards > 1:
         said.append(Paragraph(Message("callback.cards", {"cards": cards})))

@@ -104,7 +104,7 @@ def _where(phase: PhaseMemory) -> Message:
 
 def batch_rows(plan: FineTunePlan) -> list[Row]:
     t = plan.tune
-    values = {"batch": t.batch_size, "seq_len": t.seq_len, "accum": t.grad_accum, "tokens": t.tokens_per_step}
+    values = {"batch": t.sequences, "seq_len": t.seq_len, "accum": t.grad_accum, "tokens": t.tokens_per_step}
     id = "finetune.batch" if t.grad_accum == 1 else "finetune.batch_accum"
     if t.world > 1:
         id, values = "finetune.batch_cards", values | {"world": t.world}

@@ -1,6 +1,8 @@
-"""Plans of TRL's RewardTrainer: its loss by values, its memory against traces of it and a real run, and its scripts."""
+"""Plans of TRL's trainers of preferences: their losses by values, their memory against traces of them and real runs, and
+their scripts and files."""
 
 from collections import defaultdict
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,10 +18,14 @@ from foretrain.config.hub.facts import ModelFacts
 from foretrain.config.hub.families import FAMILIES
 from foretrain.config.hub.source import facts_of, find_source
 from foretrain.hardware.catalogue import find_gpu
-from foretrain.model.hub.reward import RewardModel
-from foretrain.predict.finetune.plan import WITHOUT_SCORE, FineTunePlan, plan
+from foretrain.model.hub.preferences import Policy, RewardModel
+from foretrain.predict.finetune.plan import WITHOUT_SCORE, FineTunePlan, plan, replanned
 from foretrain.predict.finetune.time import StepWork
 from foretrain.predict.speed.ops import flops
+from foretrain.predict.trace.finetune.drive import Run
+from foretrain.predict.trace.names import Names
+from foretrain.predict.trace.self_test import CPU
+from foretrain.predict.trace.tracer import Tracer
 
 pytest.importorskip("trl", minversion="1.16")
 pytest.importorskip("peft")
@@ -33,6 +39,8 @@ from tests.kit.finetune import small
 from tests.kit.finetune_traces import agree_in_all_phases, built_config
 from tests.kit.trainers import SIZES
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*checkpointing. is deprecated:FutureWarning")
+
 REWARD: dict[str, Any] = {"training": "reward", "loop": "trl"}
 SCRIPT = """
 from peft import LoraConfig
@@ -43,6 +51,12 @@ args = RewardConfig(per_device_train_batch_size=4, max_length=512, center_reward
 peft_config = LoraConfig(r=8, task_type="SEQ_CLS", modules_to_save=["score"])
 RewardTrainer(model=model, args=args, train_dataset=data, peft_config=peft_config).train()
 """
+
+
+TRAININGS = ("dpo",)
+WAYS: dict[str, dict[str, Any]] = {
+    "full": {}, "lora": {"method": "lora"}, "precomputed": {"precompute_reference": True},
+}  # fmt: skip
 
 
 def planned(name: str = "llama-3.2-1b", **options: Any) -> FineTunePlan:
@@ -89,6 +103,134 @@ def test_rewards_are_those_of_transformers_and_the_loss_trls() -> None:
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
 def test_the_estimate_is_that_of_the_trainers_trace(name: str, method: str) -> None:
     agree_in_all_phases(built_config(name), method=method, **REWARD)
+
+
+@pytest.mark.parametrize("training", TRAININGS)
+def test_the_loss_of_a_policy_is_the_trainers(training: str, tmp_path: Path) -> None:
+    tune = FineTune.model_validate({"seq_len": 48, "batch_size": 2, "training": training, "loop": "trl"})
+    config = transformers.AutoConfig.for_model("llama", **SIZES).to_dict()
+    facts = facts_of(config)
+    assert facts is not None
+    tracer = Tracer("cpu")
+    with proof.fresh():
+        run = Run(config, tune, CPU, tracer, Names(tracer))
+        trainer: Any = run.trainer(str(tmp_path))
+    torch.manual_seed(1)
+    for model in filter(None, (trainer.model, getattr(trainer, "ref_model", None))):
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, std=0.1)
+    ours = Policy(Runnable(facts), tiled=True)
+    ours.copy = Policy(Runnable(facts), tiled=True)
+    for own, their in ((ours, trainer.model), (ours.copy, trainer.ref_model)):
+        own.load_state_dict({f"{key.removeprefix('model.')}": w for key, w in their.state_dict().items()}, strict=False)
+    batch = run.batch([None] * 2)
+    batch["input_ids"] = torch.randint(1, SIZES["vocab_size"], batch["input_ids"].shape)
+    batch["completion_mask"][:, :9] = 0
+    losses = (
+        ours.compared(batch["input_ids"], batch["completion_mask"], nullcontext, reference=True),
+        trainer.compute_loss(trainer.model, batch),
+    )
+    for loss in losses:
+        loss.backward()
+    torch.testing.assert_close(*losses)
+    torch.testing.assert_close(ours.norm.weight.grad, trainer.model.model.norm.weight.grad, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("training", TRAININGS)
+def test_the_estimate_of_a_policy_is_that_of_a_trace(training: str, way: str) -> None:
+    agree_in_all_phases(built_config("llama"), training=training, loop="trl", **WAYS[way])
+
+
+POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "checkpointing": ("mistral", {"gradient_checkpointing": True}), "padded": ("llama", {"padded": True}),
+    "autocast": ("llama", {"amp": "bf16", "dtype": "float32"}), "dora": ("qwen3", {"method": "dora"}),
+    "windows": ("gemma3, short window", {}), "dropout": ("gpt2", {"method": "lora"}),
+    "accumulated": ("llama tied", {"grad_accum": 3, "method": "lora", "lora_targets": "q_proj,v_proj"}),
+    "experts": ("qwen3_moe", {"method": "lora"}), "all experts": ("mixtral", {"gradient_checkpointing": True}),
+    "collected": ("llama", {"keeps_logits": True, "eval_batches": 6}), "liger": ("llama", {"liger": True}),
+    "qlora": ("llama", {"method": "qlora", "amp": "bf16", "gradient_checkpointing": True}),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", POLICIES)
+@pytest.mark.parametrize("training", TRAININGS)
+def test_other_ways_of_a_policy_agree_with_a_trace(training: str, way: str) -> None:
+    name, options = POLICIES[way]
+    if options.get("method") == "qlora":
+        pytest.importorskip("bitsandbytes")
+    agree_in_all_phases(built_config(name), training=training, loop="trl", **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("training", TRAININGS)
+def test_a_traced_policy_takes_what_the_real_one_does(training: str, way: str) -> None:
+    tune = FineTune.model_validate({
+        "seq_len": 64, "batch_size": 2, "optim": "adamw_torch", "training": training, "loop": "trl", **WAYS[way],
+    })  # fmt: skip
+    truth = proof.compare(small("llama-3.2-1b"), tune)
+    assert abs(truth.traced_bytes - truth.real_bytes) <= max(64, 0.001 * truth.real_bytes)
+
+
+def test_a_reference_is_a_copy_unless_there_are_adapters() -> None:
+    path = Path(__file__).parents[2] / "data/field/yaml/trl_dpo_full_15b.yaml"
+    source, tune, _ = read_finetune(str(path))
+    full = plan(source, tune, find_gpu("4080"))
+    assert (full.bound, full.verdict, tune.tokens_per_step) == ("exact", "does_not_fit", 2 * 4 * 4 * 1024)
+    rows = {row.id: row.size_bytes for row in full.needs.worst.components}
+    assert rows["reference"] == rows["weights"]
+    without = plan(source, tune.model_copy(update={"precompute_reference": True}), find_gpu("4080"))
+    assert without.needs.worst.allocated_bytes < full.needs.worst.allocated_bytes - 0.9 * rows["reference"]
+    needed = [each.timing.flops_per_step or 0 for each in (full, without) if each.timing]
+    assert needed[0] == pytest.approx(needed[1] * 4 / 3, rel=0.01)
+    lora = plan(source, tune.model_copy(update={"method": "lora"}), find_gpu("4080"))
+    assert lora.verdict == "fits"
+    notes = [{note.id for note in each.notes if "reference" in note.id} for each in (full, without, lora)]
+    assert notes == [{f"finetune_reference_{how}"} for how in ("copied", "precomputed", "adapters")]
+
+
+PAIRS = """
+from trl import DPOConfig, DPOTrainer
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained("qwen3-0.6b", dtype="bfloat16")
+DPOTrainer(model=model, args=DPOConfig(beta=0.1{more}), train_dataset=data{given}).train()
+"""
+
+
+@pytest.mark.parametrize(("more", "given", "unplanned"), [
+    ("", "", {}), (", sync_ref_model=True", "", {"sync_ref_model = True": "at_least"}),
+    ("", ", ref_model=other", {}), ("", ", peft_config=LoraConfig(r=8)", {}),
+    ("", ", ref_model=other, peft_config=LoraConfig(r=8)", {"ref_model": "at_least"}),
+])  # fmt: skip
+def test_a_script_of_the_dpo_trainer_is_read(
+    more: str, given: str, unplanned: dict[str, str], tmp_path: Path
+) -> None:  # fmt: skip
+    path = tmp_path / "train.py"
+    path.write_text(PAIRS.format(more=f", precompute_ref_log_probs=True{more}", given=given))
+    _, tune, reading = read_finetune(str(path))
+    assert (tune.references, tune.precompute_reference, reading.unplanned) == (True, True, unplanned)
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    ({"unsloth": True}, "--unsloth"), ({"world": 2, "strategy": "fsdp"}, "training = dpo"),
+])  # fmt: skip
+def test_what_is_not_planned_of_a_policy_is_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        planned(training="dpo", **options)
+
+
+def test_a_setting_of_the_reference_needs_one() -> None:
+    with pytest.raises(UserError, match="DPO in TRL"):
+        read_finetune("llama-3.2-1b", ["--method=lora", "--precompute-reference"])
+
+
+def test_options_of_other_cards_and_lengths_are_answered() -> None:
+    found = planned("qwen2.5-0.5b", training="dpo", method="lora", world=2, gradient_checkpointing=True)
+    assert (found.bound, found.verdict) == ("exact", "fits")
+    longer = replanned(found, seq_len=1024)
+    assert longer.needs.worst.allocated_bytes > found.needs.worst.allocated_bytes
 
 
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -152,7 +294,7 @@ def test_advice_offers_no_loop_that_is_not_planned() -> None:
 
 @pytest.mark.parametrize("word", ["--packing", "--lora-dropout=0.1"])
 def test_what_a_reward_model_does_not_have_is_refused(word: str) -> None:
-    with pytest.raises(UserError, match="does nothing for a reward model"):
+    with pytest.raises(UserError, match="does nothing with --training reward"):
         read_finetune("llama-3.2-1b", ["--method=lora", "--training=reward", word])
 
 

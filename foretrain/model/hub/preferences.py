@@ -1,0 +1,97 @@
+"""Models that learn from preferences, as TRL's trainers run them (trl 1.16).
+
+A reward model has a score of each sequence in the place of its head: transformers 5.23 (modeling_layers.py,
+GenericForSequenceClassification) with one label, and RewardTrainer.compute_loss. A policy's log-probabilities are
+compared with a reference's: DPOTrainer._compute_loss. A batch has the chosen sequences of all pairs, then the rejected
+ones.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from foretrain.model.hub.decoder import Build, Decoder
+from foretrain.model.hub.experts import Folded, balance
+from foretrain.model.hub.linear import Lora
+from foretrain.model.hub.tiles import IGNORED
+
+BETA = 0.1
+
+
+class RewardModel(Decoder):
+    def __init__(self, facts: Any, build: Build | None = None, **ways: bool) -> None:
+        super().__init__(facts, build, **ways)
+        self.lm_head = nn.Linear(facts.n_embd, 1, bias=False)
+
+    def forward(self, idx: Tensor, labels: Tensor) -> Any:
+        """Return the mean loss of Bradley and Terry, whose labels are the order of the rows."""
+        rewards = self.rewards(idx)
+        chosen, rejected = rewards.chunk(2)
+        return -F.logsigmoid(chosen - rejected).mean()
+
+    def rewards(self, idx: Tensor) -> Tensor:
+        """Return the score of each sequence at its last token."""
+        states = self.states(idx)
+        scores = self.lm_head(states)
+        return scores[:, -1].float()
+
+
+class Policy(Decoder):
+    """A model that is compared with what it was: a copy, or, with adapters, itself without them."""
+
+    def __init__(self, facts: Any, build: Build | None = None, **ways: bool) -> None:
+        super().__init__(facts, build, **ways)
+        self.copy: Any = None
+
+    def compared(
+        self, idx: Tensor, mask: Tensor, autocast: Callable[[], AbstractContextManager[Any]], *, reference: bool
+    ) -> Tensor:
+        """Return the mean loss of pairs. `mask`: of completions; `reference`: it runs, too, else its log-probabilities
+        came with the batch."""
+        labels = idx.masked_fill(mask == 0, IGNORED)
+        routed: list[Tensor] = []
+        with autocast():
+            log_probs, *logged = self.scores(idx, labels, routed if self.facts.balanced else None)
+            counted = mask.reshape(-1).to(torch.float32) if routed else None
+            balanced = balance(routed, self.facts.experts_per_token, counted) if routed else None
+        del counted
+        routed.clear()
+        ratios = log_probs.sum(1)
+        if reference:
+            ratios = ratios - self.before(idx, labels, autocast)
+        chosen, rejected = ratios.chunk(2)
+        loss = -F.logsigmoid((chosen - rejected) * BETA).mean()
+        if balanced is not None:
+            loss = loss + balanced * 0.001
+        del logged
+        if self.keeps_logits and not self.training:
+            with autocast():
+                self.logits(idx)
+        return loss
+
+    def scores(self, idx: Tensor, labels: Tensor, routed: list[Tensor] | None = None) -> tuple[Tensor, ...]:
+        """Return the log-probability of each label, its entropy, and whether it is the likeliest."""
+        states = self.states(idx) if routed is None else self.watched(idx, routed)
+        found: tuple[Tensor, ...] = self.chunked_loss(
+            states, self.lm_head.weight, self.lm_head.bias, labels, self.turn(), apart=True
+        )
+        return found
+
+    @torch.no_grad()
+    def before(self, idx: Tensor, labels: Tensor, autocast: Callable[[], AbstractContextManager[Any]]) -> Tensor:
+        """Return the log-probability of each sequence in the reference, which keeps nothing."""
+        model, checkpointing = self.copy or self, self.checkpointing
+        adapters = [part for part in model.modules() if isinstance(part, Lora | Folded)]
+        self.checkpointing = False
+        for part in adapters:
+            part.off = True
+        with autocast():
+            found = model.scores(idx, labels)
+        for part in adapters:
+            part.off = False
+        self.checkpointing = checkpointing
+        return found[0].sum(1)

@@ -26,9 +26,8 @@ from foretrain.predict.abstract.autograd import Parameter
 from foretrain.predict.abstract.fully_shard import FullyShard, Group
 from foretrain.predict.abstract.passage import OUTSIDE
 from foretrain.predict.estimate.ranks import in_buckets
-from foretrain.predict.ranks import NcclMemory
-from foretrain.predict.speed.collectives import Collective, collective_time
-from foretrain.predict.speed.ranks import Pace, Unit, scenarios, shared_passes_s, waits_for_sums_s
+from foretrain.predict.ranks import context_beside
+from foretrain.predict.speed.ranks import Pace, Unit, scenario_times, shared_passes_s, waits_for_sums_s
 
 SHARDED_OPTIMIZERS = ("adamw_torch_fused", "adamw_torch")  # whose states are cut as the weights are
 # Families whose last norm is found under peft, too: the others' model has the name of the part that is looked in.
@@ -70,8 +69,7 @@ def sharing_of(tune: FineTune, cards: Cluster) -> Sharing:
 
 def context_of(tune: FineTune, gpu: Gpu) -> Context:
     """Return what a rank takes on its card beside the allocator: the CUDA context, and NCCL's own memory."""
-    cards, context = cards_of(tune, gpu), Context.of(gpu)
-    return NcclMemory.of(cards, sharing_of(tune, cards)).beside(context) if cards else context
+    return context_beside(cards_of(tune, gpu), tune.strategy, gpu)
 
 
 class Shards(FullyShard):
@@ -170,11 +168,7 @@ def waits_s(
             seconds = pace.forward_root, pace.backward_root
         return Unit(group.gathered[0], group.sent[0] if sums else 0, *seconds, group.reshards, group.is_outer)
 
-    for links, factor in scenarios(cards) if cards else ():
-
-        def times(what: Collective, size: float, on: Any = links["all"], x: float = factor) -> float:
-            return x * collective_time(what, size, on).seconds
-
+    for times in scenario_times(cards) if cards else ():
         if not groups:
             yield waits_for_sums_s(full, pace.backward, times)
             continue

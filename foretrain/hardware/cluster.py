@@ -163,8 +163,11 @@ def cluster(text: str, link: str = "", network: str = "", here: Callable[[], Gpu
     )  # fmt: skip
 
 
-def cluster_of(gpu: Gpu, world: int, per_node: int = 0, link: str = "", network: str = "") -> Cluster:
-    """Return so many cards of one kind, `per_node` in a machine; 0: the usual number. Raises UserError."""
+def cluster_of(gpu: Gpu, world: int, per_node: int = 0, link: str = "", network: str = "") -> Cluster | None:
+    """Return so many cards of one kind, `per_node` in a machine; 0: the usual number. None of one alone. Raises
+    UserError."""
+    if world == 1:
+        return None
     per_node = per_node or (A_MACHINE if world > A_MACHINE and not world % A_MACHINE else world)
     if world % per_node:
         raise UserError("usage.finetune_without.per_node", world=world, per_node=per_node)

@@ -70,6 +70,13 @@ class NcclMemory(Record):
         return context.model_copy(update={name: getattr(context, name) + getattr(self, name) for name in names})
 
 
+def context_beside(cards: Cluster | None, strategy: StrategyName, gpu: Gpu) -> Context:
+    """Return what a rank takes on its card beside the allocator: the CUDA context, and NCCL's memory; of one card alone
+    the context."""
+    context = Context.of(gpu)
+    return NcclMemory.of(cards, Sharing(strategy, cards.world, cards.per_node)).beside(context) if cards else context
+
+
 # needed: one card cannot run it. pays, link_decides (a poor link makes it slower than one card), little, no: less than
 # 1.1 times as fast. unknown: the card's speed is, or nothing fits.
 Word = Literal["needed", "pays", "link_decides", "little", "no", "unknown"]

@@ -228,7 +228,7 @@ DECIDE = [
     (f"{AXOLOTL}deepspeed: zero3.json\n", "unknown"),
     (f"{AXOLOTL}fsdp_config: {{{{fsdp_version: 2}}}}\n", "unknown"),
     (f"{AXOLOTL}gpu_count: 4\n", "exact"),
-    (f"{AXOLOTL}gpu_count: 4\ndeepspeed: zero3.json\n", "unknown"),
+    (f"{AXOLOTL}gpu_count: 4\ndeepspeed: zero3.json\n", "exact"),
     (f"{AXOLOTL}node_count: 2\n", "at_least"),
     (f"{AXOLOTL}qat: {{{{weight_dtype: int4}}}}\n", "at_least"),
     (f"{AXOLOTL}processor_type: AutoProcessor\n", "at_least"),

@@ -7,7 +7,7 @@ that is asked about without a trainer's file they are what people run on one car
 import math
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 from foretrain.base.records import Record
 from foretrain.config.hub.facts import ModelFacts
@@ -45,6 +45,7 @@ Optim = Literal[
     "muon",
     "sgd",
 ]
+Strategy = Literal["ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp_no_reshard", "hsdp"]
 Attn = Literal["sdpa", "eager", "flash_attention_2"]
 Loop = Literal["trainer", "trl", "axolotl", "llama-factory", "unsloth", "torchtune", "own"]
 # What the figures of a step of SFT are of another training's. Training on preferences, by reinforcement or from a
@@ -201,9 +202,10 @@ class FineTune(Record):
         1, "cards that train together, each with micro-batches of its own", group="system",
         aliases=("num_processes",), least=1, most=16_384, unit="cards", compared=False,
     )
-    strategy: StrategyName = _option(
+    strategy: Strategy = _option(
         "ddp", "ddp: each card has the whole model; fsdp: shards weights, gradients and optimizer states, as FSDP2 "
-        "does; fsdp_no_reshard: gathered once a step", group="system",
+        "does; fsdp_no_reshard: gathered once a step; zero1, zero2, zero3: DeepSpeed's, which shard optimizer states, "
+        "gradients too, and weights too", group="system",
     )
     per_node: int = PER_NODE
     link: str = LINK
@@ -253,9 +255,20 @@ class FineTune(Record):
         return (*kind, "outliers of load_in_8bit") if self.load_in_8bit else kind
 
     @property
+    def zero_stage(self) -> int:
+        """DeepSpeed's, of several cards; 0: none."""
+        return int(self.strategy[-1]) if self.world > 1 and self.strategy in ("zero1", "zero2", "zero3") else 0
+
+    @property
+    def way(self) -> StrategyName:
+        """The strategy of PyTorch that shares weights as this one does."""
+        ways: dict[str, StrategyName] = {"zero1": "ddp", "zero2": "ddp", "zero3": "fsdp"}
+        return ways.get(self.strategy) or cast(StrategyName, self.strategy)
+
+    @property
     def sharded(self) -> bool:
         """Whether a card has only its share of the weights."""
-        return self.world > 1 and STRATEGIES[self.strategy].shards_weights
+        return self.world > 1 and STRATEGIES[self.way].shards_weights
 
     @property
     def adapters(self) -> bool:

@@ -132,11 +132,11 @@ def reading_of(found: FileSettings, model: ModelSource | None, origins: Mapping[
 
 def read_file(path: Path, format: str = "") -> FileSettings:
     """What a trainer's config file says, without looking for its model. Raises UserError."""
-    return settings_of(read_text_of(path), str(path), format, script=path.suffix == ".py")
+    return settings_of(read_text_of(path), str(path), format, script=path.suffix == ".py", folder=path.parent)
 
 
-def settings_of(text: str, source: str, format: str = "", *, script: bool) -> FileSettings:
-    """What the text of such a file says; `source` names it in sentences. Raises UserError."""
+def settings_of(text: str, source: str, format: str = "", *, script: bool, folder: Path | None = None) -> FileSettings:
+    """What the text of such a file says; `source` names it in sentences, `folder` is where it is. Raises UserError."""
     if script:
         called, keys = table_of_script(text, source)
         found = FileSettings(format or called, source, called=True)
@@ -144,6 +144,7 @@ def settings_of(text: str, source: str, format: str = "", *, script: bool) -> Fi
     else:
         keys = table_of(text, source)
         found = FileSettings(format or format_of(keys, source), source)
+    found.folder = folder
     FORMATS[found.format].read(Table(keys, found), text)
     found.values.setdefault("amp", "no")  # the trainers' own default
     return found
@@ -229,18 +230,20 @@ def _add_accelerate(found: FileSettings, path: Path) -> None:
     found.unplanned |= part.unplanned
     found.unknown += part.unknown
     found.cards, found.cards_key = (part.cards, part.cards_key) if part.cards else (found.cards, found.cards_key)
-    found.sharding = part.sharding or found.sharding
-    found.sharded_values = part.sharded_values or found.sharded_values
+    for name in ("sharding", "sharded_values", "sharded_by", "hosted") if part.sharding else ():
+        setattr(found, name, getattr(part, name))
 
 
 def _share(found: FileSettings, origins: Mapping[str, str]) -> None:
     """Plan the cards that a file wants, which train with DDP where nothing cuts the model; else what one card holds is
     the least of it. `origins`: of words over the file."""
     several, loop = found.cards > 1 or "world" in origins, found.values.get("loop", "trainer")
-    if found.sharded_values and several and loop in ("trainer", "trl"):
-        found.unplanned = {key: bound for key, bound in found.unplanned.items() if key not in ("fsdp", "fsdp_config")}
+    known = found.sharded_values and loop in (("trainer", "trl") if found.sharding == "fsdp" else WRAPPED)
+    if several and (known or "strategy" in origins):
+        found.unplanned = {key: bound for key, bound in found.unplanned.items() if key not in found.sharded_by}
+        found.unplanned |= dict.fromkeys(found.hosted, "at_most")
         found.values |= found.sharded_values
-        found.origins |= dict.fromkeys(found.sharded_values, "fsdp_config")
+        found.origins |= dict.fromkeys(found.sharded_values, found.sharded_by[-1] if found.sharded_by else "")
         found.sharding = ""
     if found.cards < 2 or "world" in origins:
         return

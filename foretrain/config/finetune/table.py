@@ -6,6 +6,7 @@ What is left at the end is known to change nothing, known and not planned, or no
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -46,6 +47,9 @@ class FileSettings:
     cards_key: str = ""
     sharding: str = ""
     sharded_values: dict[str, Any] = field(default_factory=dict)  # options of a run that is sharded so
+    sharded_by: tuple[str, ...] = ()  # the keys that say it
+    hosted: tuple[str, ...] = ()  # those that put some of it on the host, which a plan leaves on the card
+    folder: Path | None = None  # where the file is, beside which others are read; of a pasted text nothing is
     called: bool = False  # a script makes the calls, so what it leaves out has their defaults
     peft_targets: bool = False  # the modules that peft chooses by itself for this family
 

@@ -25,7 +25,7 @@ from foretrain.predict.estimate.simulated_run import granule_of
 from foretrain.predict.finetune.optimizers import OPTIMIZERS
 from foretrain.predict.finetune.outside import Collected, Outside, formula_of, numbers
 from foretrain.predict.finetune.program import CompiledProgram, program_of
-from foretrain.predict.finetune.ranks import Shards, context_of
+from foretrain.predict.finetune.ranks import context_of
 from foretrain.predict.memory import (
     EXACTLY,
     Component,
@@ -56,10 +56,13 @@ class FineTuneLedger:
         with collected_later():
             run = SimulatedFineTuning(facts, tune, gpu)
             timeline = run.write()
+        more = run.zero.more_bytes if run.zero else 0
+        span = {"expected_bytes": self.context.expected_bytes + more // 2, "high_bytes": self.context.high_bytes + more}
+        self.beside = self.context.model_copy(update=span)  # the allocator's tensors that are sure
         events, settings = timeline.packed(), Settings()
         held = {peak.phase: peak for peak in replay(events, settings).phases}
         names = [name for name in PHASES if name in timeline.peaks]
-        self.fit = Fit(events, Room(settings, self.context), names)
+        self.fit = Fit(events, Room(settings, self.beside), names)
         self.symbols = dict(run.symbols)
         self.alive = {name: tuple(timeline.peaks[name].alive.items()) for name in names}
         self.weights, self.packed = run.program.weights, run.program.packed
@@ -78,7 +81,7 @@ class FineTuneLedger:
         reserved = held.reserved_bytes if self.cuda else None
         if rest := allocated - peak.nbytes:
             rows = (*rows, Component(id="rounding", size_bytes=rest, formula=""))
-        low, expected, high = needed(allocated, reserved, self.context, OTHER_SOFTWARE if self.cuda else EXACTLY)
+        low, expected, high = needed(allocated, reserved, self.beside, OTHER_SOFTWARE if self.cuda else EXACTLY)
         least = allocated + self.context.low_bytes if self.cuda else low
         return PhaseMemory(
             phase=name, moment=peak.moment, allocated_bytes=allocated, needed_low_bytes=max(low, least),
@@ -161,9 +164,12 @@ class SimulatedFineTuning(Remains):
         self.outside = Outside(self.program, self.t)
         self.alloc = self.outside.alloc
         self.trained = list(self.program.trained().values())
-        # of each trained parameter that is here, and bytes of an element
-        self.pieces = [(p, *self._piece(p)) for p in self.trained]
-        sizes = [p.numel() * p.dtype.itemsize for p in self.trained] if tune.world > 1 and not tune.sharded else []
+        self.zero, whole = self.program.zero, tune.world > 1 and not tune.sharded
+        # of each trained parameter what the optimizer has here, and bytes of an element
+        self.pieces = [
+            (p, (-(-p.numel() // tune.world),), 4) if self.zero else (p, *self._piece(p)) for p in self.trained
+        ]
+        sizes = [p.numel() * p.dtype.itemsize for p in self.trained] if whole and not self.zero else []
         looks = tune.loop != "llama-factory" if tune.adapters else not tune.gradient_checkpointing
         self.buckets = Buckets(self.t, sizes, looks_for_unused=looks)
         self.passages: dict[Any, Passage] = {}
@@ -185,6 +191,10 @@ class SimulatedFineTuning(Remains):
             self.precompute()
         if self.buckets.sizes:
             self.wrap()
+        if self.zero:  # the fp32 copy, and what stage 3 has for good
+            self.alloc("optimizer", 4 * self.zero.own)
+            if self.zero.stage == 3:
+                self.reduced()
         self.step("first_step")
         self.buckets.rebuild()
         self.step("steady_step")
@@ -193,7 +203,7 @@ class SimulatedFineTuning(Remains):
         self.outside.save()
         self.t.free(*self.left)
         self.left = []
-        if self.tune.sharded:  # each weight is gathered, and copied
+        if self.tune.sharded and not self.zero:  # each weight is gathered, and copied
             weights = [p for group in self.program.shards for p in group.parameters]
             largest = max(self.program.stored_bytes(p) * p.numel() for p in weights)
             self.t.free(*[self.alloc("temporaries", largest) for _ in range(2)])
@@ -208,13 +218,15 @@ class SimulatedFineTuning(Remains):
         self.t.at("build")
         self.t.phase("load")
         tables: list[Tensor] = []  # whole, which accelerate has until all is cut
-        for group in self.program.shards:
-            whole = [self.outside.weight(p, self.program.stored_bytes(p)) for p in group.parameters]
-            for p in group.parameters:
+        held = () if self.zero else ("embed_tokens.weight", "lm_head.weight")
+        groups = [group.parameters for group in self.program.shards]
+        for parameters in [[p] for group in groups for p in group] if self.zero else groups:
+            whole = [self.outside.weight(p, self.program.stored_bytes(p)) for p in parameters]
+            for p in parameters:
                 shape, width = self._piece(p)
                 self.outside.weight(p, width, shape)
-            for p, tensor in zip(group.parameters, whole, strict=True):
-                if p.name in ("embed_tokens.weight", "lm_head.weight"):
+            for p, tensor in zip(parameters, whole, strict=True):
+                if p.name in held:
                     tables.append(tensor)
                 else:
                     self.t.free(tensor)
@@ -223,10 +235,17 @@ class SimulatedFineTuning(Remains):
 
     def _piece(self, parameter: Parameter) -> tuple[tuple[int, ...], int]:
         """The shape of a weight's piece that is here, and bytes of an element."""
-        if not isinstance(self.ranks, Shards):
+        if not self.tune.sharded:
             return parameter.shape, parameter.dtype.itemsize
-        rows, *rest = parameter.shape
-        return (-(-int(rows) // self.ranks.sharing.shards), *rest), self.program.stored_bytes(parameter)
+        rows, *rest = (parameter.numel(),) if self.zero else parameter.shape
+        return (-(-int(rows) // self.tune.world), *rest), self.program.stored_bytes(parameter)
+
+    def reduced(self) -> list[Tensor]:
+        """Make what ZeRO has beside a backward pass, at least: this card's gradients, a bucket, gathered weights."""
+        assert self.zero is not None
+        own, live = self.zero.item_bytes * self.zero.own, self.zero.live_bytes
+        sizes = {"gradients": own, "buckets": self.zero.bucket_bytes, "gathered": live}
+        return [self.alloc(component, nbytes) for component, nbytes in sizes.items() if nbytes]
 
     def precompute(self) -> None:
         """The reference's passes over the data, where they come first."""
@@ -257,13 +276,17 @@ class SimulatedFineTuning(Remains):
         if not tune.preferences:
             self.t.free(self.t.alloc("temporaries", self.t.size(9, "B", "T")))  # which of them count, and how many
         self.t.phase(phase)
+        reduced = self.reduced() if self.zero and self.zero.stage < 3 else []
         for number, batch in enumerate(batches, 1):
             self.t.free(*self.held)
             self.micro_batch(last=number == len(batches))
             self.held = batch
         self.t.at("optimizer")
+        self.t.free(*reduced[1:])  # the bucket
+        reduced = reduced and [reduced[0], self.alloc("gradients", 4 * self.zero.own if self.zero else 0)]
         self.optimize(first=phase == "first_step")
         self.zero_grad()
+        self.t.free(*reduced)
 
     def micro_batch(self, *, last: bool) -> None:
         """Forward and backward pass; `last`: of a step."""

@@ -227,6 +227,8 @@ def resolved(source: ModelSource, tune: FineTune, gpu: Gpu) -> FineTune:
         dtype = "float32"  # unsloth models/vision.py: "Float16 full finetuning … upcast weights to float32"
     if not tune.adapters and dtype == "float16" and tune.amp == "fp16":
         raise UserError("usage.fp16_weights")
+    if tune.zero_stage and tune.amp == "no" and dtype != "float32":  # engine.py, _configure_distributed_model
+        raise not_planned(tune, f"amp = no, dtype = {dtype}")
     if facts is not None:
         _check_parts(facts, tune)
     elif option := next((name for name, on in ALONE.items() if on(tune)), ""):
@@ -258,11 +260,11 @@ def _check_parts(facts: ModelFacts, tune: FineTune) -> None:
     if tune.preferences and (tune.unsloth or (tune.rewards and tune.liger)):
         option = "--unsloth" if tune.unsloth else "--liger"
         raise UserError("usage.preferences_kernels", training=tune.training, option=option)
-    if tune.references and tune.sharded:
+    if tune.references and (tune.sharded or tune.zero_stage):
         raise not_planned(tune, f"training = {tune.training}")
     # The loss reads the head's weight, which nothing has gathered: accelerate finds no norm to gather it with.
     alone = not facts.tied and facts.model_type not in NORM_IN_HEAD
-    if tune.sharded and tune.loop == "trl" and tune.adapters and alone:
+    if tune.sharded and not tune.zero_stage and tune.loop == "trl" and tune.adapters and alone:
         raise not_planned(tune, f"loop = trl, method = {tune.method}")
     if tune.adapters and not adapted_roles(facts, tune):
         raise no_such_layers(facts, tune)
@@ -272,11 +274,12 @@ def _check_parts(facts: ModelFacts, tune: FineTune) -> None:
 
 def _amp(tune: FineTune, gpu: Gpu) -> str:
     """Of QLoRA that of peft's and TRL's recipes: without autocast all that is not in 4 bits is fp32, which is slow and
-    large; of unsloth its trainer's. Everything else computes in the dtype of its weights."""
+    large; of unsloth its trainer's; of ZeRO what DeepSpeed makes all weights. Everything else computes in the dtype of
+    its weights."""
     if tune.amp != "auto":
         return tune.amp
     half = "bf16" if gpu.supports_bf16 else "fp16"
-    return half if (tune.quantized or tune.unsloth) and gpu.kind == "cuda" else "no"
+    return half if (tune.quantized or tune.unsloth or tune.zero_stage) and gpu.kind == "cuda" else "no"
 
 
 def notes_of(source: ModelSource, tune: FineTune, gpu: Gpu, others_bytes: int, answer: Answer) -> list[Note]:
@@ -301,8 +304,11 @@ def notes_of(source: ModelSource, tune: FineTune, gpu: Gpu, others_bytes: int, a
         size = ledger.n_trained * max(DTYPES[name].itemsize for name in ledger.gradient_dtypes)
         nccl = ledger.context.expected_bytes - Context.of(gpu).expected_bytes
         link = f"{cards.link.name}, {cards.network.name}" if cards.network else cards.link.name
-        values = {} if tune.sharded else {"size": size}
-        note("finetune_fsdp" if tune.sharded else "finetune_ddp", world=cards.world, link=link, nccl=nccl, **values)
+        more = ledger.beside.high_bytes - ledger.context.high_bytes
+        zero = {"stage": tune.zero_stage, "more": more} if tune.zero_stage else {}
+        id = "finetune_zero" if zero else "finetune_fsdp" if tune.sharded else "finetune_ddp"
+        values = zero or ({} if tune.sharded else {"size": size})
+        note(id, world=cards.world, link=link, nccl=nccl, **values)
     found += gpu.notes
     if source.code:
         note("remote_code")

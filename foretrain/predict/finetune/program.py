@@ -25,7 +25,7 @@ from foretrain.predict.abstract.autograd import Parameter
 from foretrain.predict.abstract.dims import Dim, Kernel
 from foretrain.predict.abstract.fusion import fused
 from foretrain.predict.abstract.passage import MOST, OUTSIDE, Recorder, Structure, Uneven, copies_of, unroll
-from foretrain.predict.abstract.ranks import FRESH, OneCard, State
+from foretrain.predict.abstract.ranks import FRESH, OneCard, SendingGradients, State
 from foretrain.predict.abstract.tensors import DType, bfloat16, float16, float32
 from foretrain.predict.compiled import operations
 from foretrain.predict.compiled.graph import Compiler
@@ -34,7 +34,7 @@ from foretrain.predict.compiled.step import LOADER
 from foretrain.predict.compiled.timing import first_walk
 from foretrain.predict.estimate.kernel_buffers import efficient_backward_bytes
 from foretrain.predict.estimate.sdpa import USUAL, WITH_CUDNN, Call, kernel, prefers_cudnn
-from foretrain.predict.finetune.ranks import NORM_IN_HEAD, Shards, cards_of, sharing_of
+from foretrain.predict.finetune.ranks import NORM_IN_HEAD, Shards, Zero, cards_of, sharing_of
 from foretrain.predict.finetune.targets import adapted_roles, is_saved, is_untied, no_such_layers, own_words
 from foretrain.predict.timeline import Tensor, Timeline
 
@@ -100,13 +100,15 @@ class Program:
         self.card = card if self.cuda else m.Card(cuda=False)
         self.dtype = self.loaded = DTYPES[tune.dtype]
         self.low = AMP[tune.amp]
-        self.ranks, cards = OneCard(), cards_of(tune, gpu)
-        if cards and tune.sharded:
-            norm_in_head = not tune.adapters or facts.model_type in NORM_IN_HEAD
-            self.ranks = Shards(sharing_of(tune, cards), self.stored_bytes, norm_in_head=norm_in_head)
+        shards = self._shards(gpu)
+        self.ranks = shards or OneCard()
+        if tune.zero_stage:  # which sends a gradient to a bucket when it is there
+            self.ranks = SendingGradients() if tune.zero_stage > 1 or tune.grad_accum == 1 else OneCard()
+        in_half = bool(shards or tune.zero_stage)  # without autocast
+        if in_half:
             self.dtype, self.low = self.low or self.dtype, None
         # peft's autocast_adapter_dtype, and what prepares a model in 4 bits for it: fp32 beside half-precision weights
-        self.wide = self.dtype.itemsize == 2 and tune.loop not in HALF and not (tune.sharded and AMP[tune.amp])
+        self.wide = self.dtype.itemsize == 2 and tune.loop not in HALF and not (in_half and AMP[tune.amp])
         self.unsloth = facts.unsloth_functions(tune.dtype, adapters=tune.adapters) if tune.unsloth else None
         self.widened = self.wide and widens(tune)
         # a tile of the logits is all that is sure where a bound from below is asked for
@@ -118,7 +120,7 @@ class Program:
         # accelerate makes what a model gives within autocast fp32 (convert_outputs_to_fp32)
         self.logit_bytes = 4 if self.low or (self.widened and tune.loop != "axolotl") else self.dtype.itemsize
         whole = self._built(facts.n_layer)
-        self.shards = self.ranks.share(whole) if isinstance(self.ranks, Shards) else []
+        self.shards = shards.share(whole) if shards else []
         self.weights = {name: p for name, p in whole.named_parameters() if not name.startswith("copy.")}
         # weights that peft trains a copy of (ModulesToSaveWrapper): the original stays, frozen
         self.saved = {name: p for name, p in self.weights.items() if is_saved(facts, tune, name)}
@@ -148,6 +150,14 @@ class Program:
         self.run = (min(MOST, facts.n_layer),) * len(self.groups) if alike else self.groups
         self._recorders: dict[tuple[Any, ...], Recorder] = {}  # passes that were run, and unrolled
         self._structures: dict[tuple[Any, ...], Structure] = {}
+
+    def _shards(self, gpu: Gpu) -> Shards | None:
+        """What gathers the weights, where they are cut."""
+        cards = cards_of(self.tune, gpu)
+        if not cards or not self.tune.sharded:
+            return None
+        norm_in_head = not self.tune.adapters or self.facts.model_type in NORM_IN_HEAD
+        return Shards(sharing_of(self.tune, cards), self.stored_bytes, norm_in_head=norm_in_head)
 
     def _built(self, layers: int, loader: programs.Loader = programs.EAGER, *, masked: bool = False) -> Any:
         """The model with so many layers; `masked`: its attention has a mask in any case."""
@@ -201,9 +211,21 @@ class Program:
 
     def stored_bytes(self, weight: Parameter) -> int:
         """Of an element between passes, in a run that shards its weights."""
-        if AMP[self.tune.amp] is None:
+        if AMP[self.tune.amp] is None or self.tune.zero_stage:
             return weight.dtype.itemsize
         return 4 if weight.requires_grad else self.loaded.itemsize
+
+    @property
+    def zero(self) -> Zero | None:
+        """What DeepSpeed's memory follows from, in a run that it shares."""
+        if not self.tune.zero_stage:
+            return None
+        trained, count = self.trained(), [p.numel() for p in self.weights.values()]
+        inside = [p.numel() for name, p in self.weights.items() if name.startswith("layers.")]
+        sizes = [p.numel() for p in trained.values()]
+        of_run = self.tune.zero_stage, self.tune.world, self.tune.grad_accum > 1, self.dtype.itemsize
+        largest = max(count), max(inside), max(sizes)
+        return Zero(*of_run, sum(count), sum(sizes), *largest, int(self.facts.n_embd))
 
     @property
     def residual_bytes(self) -> int:

@@ -8,12 +8,16 @@ FSDP2 (accelerate utils/fsdp_utils.py, fsdp2_prepare_model; transformers 5.23, a
 so is the embedding, and so are the last norm and the head, with the embedding where it is tied; these stay gathered
 between the passes. There is no autocast: with bf16 or fp16 all is gathered in that dtype, what is trained is kept in
 fp32, and gradients are summed in half precision. With accumulation they stay whole until the last micro-batch.
+
+ZeRO is DeepSpeed's (0.19.6, runtime/zero/stage_1_and_2.py and stage3.py, runtime/engine.py): the model is in half
+precision without autocast; what is trained has an fp32 copy and fp32 moments, each cut by the cards. Nothing of it is
+measured here, and how large its buffers are its JSON says, so memory is a range (`Zero`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 from foretrain.base.errors import UserError
 from foretrain.config.finetune.options import WRAPPED, FineTune
@@ -26,9 +30,8 @@ from foretrain.predict.abstract.autograd import Parameter
 from foretrain.predict.abstract.fully_shard import FullyShard, Group
 from foretrain.predict.abstract.passage import OUTSIDE
 from foretrain.predict.estimate.ranks import in_buckets
-from foretrain.predict.ranks import NcclMemory
-from foretrain.predict.speed.collectives import Collective, collective_time
-from foretrain.predict.speed.ranks import Pace, Unit, scenarios, shared_passes_s, waits_for_sums_s
+from foretrain.predict.ranks import context_beside
+from foretrain.predict.speed.ranks import Pace, Unit, scenario_times, shared_passes_s, waits_for_sums_s
 
 SHARDED_OPTIMIZERS = ("adamw_torch_fused", "adamw_torch")  # whose states are cut as the weights are
 # Families whose last norm is found under peft, too: the others' model has the name of the part that is looked in.
@@ -49,13 +52,15 @@ def cards_of(tune: FineTune, gpu: Gpu) -> Cluster | None:
 
 def _problem(tune: FineTune, gpu: Gpu) -> str:
     """Return the setting with which a run is not planned with its strategy."""
+    fsdp, cut = not tune.zero_stage, tune.sharded
     asks = {
-        f"loop = {tune.loop}": tune.loop not in ("trainer", "trl"), f"method = {tune.method}": tune.method == "qlora",
-        "load_in_8bit": tune.load_in_8bit, "unsloth": tune.unsloth, "use_liger_kernel": tune.liger,
-        "torch_compile": tune.compile, "use_reentrant": tune.gradient_checkpointing and tune.reentrant,
-        "modules_to_save": bool(tune.lora_saved), f"optim = {tune.optim}": tune.optim not in SHARDED_OPTIMIZERS,
-        "training = reward": tune.rewards, gpu.name: gpu.kind != "cuda",
-        "fine-tuning": tune.strategy not in ("fsdp", "fsdp_no_reshard"),
+        f"loop = {tune.loop}": fsdp and tune.loop not in ("trainer", "trl"),
+        f"method = {tune.method}": cut and tune.method == "qlora",
+        "load_in_8bit": cut and tune.load_in_8bit, "unsloth": tune.unsloth, "use_liger_kernel": cut and tune.liger,
+        "torch_compile": tune.compile, "use_reentrant": fsdp and tune.gradient_checkpointing and tune.reentrant,
+        "modules_to_save": cut and bool(tune.lora_saved), f"optim = {tune.optim}": tune.optim not in SHARDED_OPTIMIZERS,
+        "training = reward": fsdp and tune.rewards, gpu.name: gpu.kind != "cuda",
+        "fine-tuning": tune.strategy == "hsdp",
     }  # fmt: skip
     return next((what for what, on in asks.items() if on), "") if tune.strategy != "ddp" else ""
 
@@ -65,13 +70,13 @@ def not_planned(tune: FineTune, what: str) -> UserError:
 
 
 def sharing_of(tune: FineTune, cards: Cluster) -> Sharing:
-    return Sharing(tune.strategy, cards.world, cards.per_node, bucket_view=False, syncs_each=False)
+    each = bool(tune.zero_stage)  # sums gradients in every micro-batch
+    return Sharing(tune.way, cards.world, cards.per_node, bucket_view=False, syncs_each=each)
 
 
 def context_of(tune: FineTune, gpu: Gpu) -> Context:
     """Return what a rank takes on its card beside the allocator: the CUDA context, and NCCL's own memory."""
-    cards, context = cards_of(tune, gpu), Context.of(gpu)
-    return NcclMemory.of(cards, sharing_of(tune, cards)).beside(context) if cards else context
+    return context_beside(cards_of(tune, gpu), tune.way, gpu)
 
 
 class Shards(FullyShard):
@@ -152,6 +157,54 @@ class Shards(FullyShard):
         return super()._leave(group, out)
 
 
+# Elements of DeepSpeed's buckets where its JSON says nothing (runtime/zero/config.py: reduce_bucket_size and
+# stage3_max_live_parameters). transformers makes "auto" the square of the model's width, which is less.
+BUCKET, MOST_LIVE = 500_000_000, 1_000_000_000
+
+
+class Zero(NamedTuple):
+    """Elements that decide what DeepSpeed holds on one of `world` cards: of the model, of what is trained, of the
+    largest weight of all, of a layer's and of what is trained; `width` of the model. `item_bytes`: of a weight."""
+
+    stage: int
+    world: int
+    accumulates: bool
+    item_bytes: int
+    total: int
+    trained: int
+    largest: int
+    largest_inside: int
+    largest_trained: int
+    width: int
+
+    @property
+    def own(self) -> int:
+        """Elements of this card's part of what is trained."""
+        return -(-self.trained // self.world)
+
+    @property
+    def bucket_bytes(self) -> int:
+        return self.item_bytes * min(self.width**2, BUCKET)
+
+    @property
+    def live_bytes(self) -> int:
+        """What is gathered while a layer runs, at least."""
+        return self.item_bytes * self.largest_inside if self.stage == 3 else 0
+
+    @property
+    def more_bytes(self) -> int:
+        """How much more than that a step can take: buckets of the default size, with overlap_comm two; copies of one
+        while it is summed, or of a gradient that none holds; gradients before they are fp32, copied and as a whole;
+        and in stage 3 all that may stay gathered, and fp32 gradients."""
+        buckets = (1 if self.stage == 3 else 2) * self.item_bytes * BUCKET - self.bucket_bytes
+        copies = self.item_bytes * max(self.largest_trained, min(self.trained, BUCKET))
+        if self.stage == 3:
+            live = self.item_bytes * min(self.total, MOST_LIVE + self.largest) - self.live_bytes
+            return buckets + copies + live + 4 * self.own
+        whole = self.trained if self.stage == 1 and not self.accumulates else 0
+        return buckets + copies + self.item_bytes * (2 * self.own + whole)
+
+
 def waits_s(
     tune: FineTune, gpu: Gpu, sizes: Sequence[int], pace: Pace, groups: Sequence[Group] = ()
 ) -> Iterator[float]:
@@ -170,16 +223,20 @@ def waits_s(
             seconds = pace.forward_root, pace.backward_root
         return Unit(group.gathered[0], group.sent[0] if sums else 0, *seconds, group.reshards, group.is_outer)
 
-    for links, factor in scenarios(cards) if cards else ():
-
-        def times(what: Collective, size: float, on: Any = links["all"], x: float = factor) -> float:
-            return x * collective_time(what, size, on).seconds
-
+    for i, times in enumerate(scenario_times(cards) if cards else ()):
         if not groups:
-            yield waits_for_sums_s(full, pace.backward, times)
+            if not tune.zero_stage:
+                yield waits_for_sums_s(full, pace.backward, times)
+                continue
+            # Beside the backward pass with overlap_comm, which DeepSpeed has by default in stage 3 alone. Stage 1 sums
+            # once a step. Then each card sends its part of the new weights.
+            summed = waits_for_sums_s(
+                full if i == 0 else [(0.0, size) for size in buckets], pace.backward * (i == 0), times
+            )
+            yield summed * (tune.grad_accum if tune.zero_stage == 2 else 1) + times("all_gather", sum(sizes))
             continue
         last, before = (
             shared_passes_s([unit(group, sums=sums) for group in ordered], times) - pace.forward - pace.backward
             for sums in (True, False)
         )
-        yield last + (tune.grad_accum - 1) * before
+        yield last + (tune.grad_accum - 1) * (last if tune.zero_stage else before)

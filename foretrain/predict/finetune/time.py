@@ -97,9 +97,11 @@ class StepWork:
         """Norms, clipping and the update of each trained weight."""
         found = []
         read, written = TRAFFIC[self.tune.optim]
-        sharded, cards = self.tune.sharded, self.tune.world if self.tune.sharded else 1
+        sharded, zero = self.tune.sharded, bool(self.tune.zero_stage)
+        cards = self.tune.world if sharded or zero else 1
         for p in self.program.trained().values():
-            n, width = -(-p.numel() // cards), self.program.stored_bytes(p) if sharded else p.dtype.itemsize
+            width = 4 if zero else self.program.stored_bytes(p) if sharded else p.dtype.itemsize
+            n = -(-p.numel() // cards)
             dtype: Dtype = "float32" if width == 4 else "bfloat16"
             if self.tune.max_grad_norm:
                 found.append(Operation("clipping", "clip", "optimizer", 1, (n,), dtype, 0, 2 * width * n, width * n))

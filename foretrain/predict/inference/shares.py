@@ -19,13 +19,11 @@ from foretrain.base.errors import UserError
 from foretrain.config.hub.facts import ModelFacts
 from foretrain.config.hub.parameters import Parameter, ParameterCounts, counts_of, counts_where
 from foretrain.config.inference import FORMATS, Engine, Inference
-from foretrain.config.sharing import Sharing
 from foretrain.hardware.catalogue import Gpu
 from foretrain.hardware.cluster import Cluster, cluster_of
 from foretrain.hardware.devices import Context
-from foretrain.predict.ranks import NcclMemory
-from foretrain.predict.speed.collectives import Collective, collective_time
-from foretrain.predict.speed.ranks import scenarios
+from foretrain.predict.ranks import context_beside
+from foretrain.predict.speed.ranks import scenario_times
 
 PADDED_ROWS = 64  # vLLM's DEFAULT_VOCAB_PADDING_SIZE
 WHOLE = ("q_a_proj", "kv_a_proj_with_mqa", "shared_expert_gate")  # vLLM's ReplicatedLinear
@@ -47,8 +45,6 @@ class Share(NamedTuple):
 
 def cards_of(asked: Inference, gpu: Gpu) -> Cluster | None:
     """Return the cards; None of one alone. Raises UserError for what no cards can be."""
-    if asked.world == 1:
-        return None
     return cluster_of(gpu, asked.world, asked.per_node, asked.link, asked.network)
 
 
@@ -145,10 +141,7 @@ def _divided(facts: ModelFacts, each: Parameter, world: int, keys: int) -> int:
 
 def context_of(asked: Inference, gpu: Gpu) -> Context:
     """Return what a card has beside the tensors: the CUDA context, and NCCL's memory where it sums with others."""
-    cards, context = cards_of(asked, gpu), Context.of(gpu)
-    if cards is None or asked.split != "tensor":
-        return context
-    return NcclMemory.of(cards, Sharing("ddp", cards.world, cards.per_node)).beside(context)
+    return context_beside(cards_of(asked, gpu) if asked.split == "tensor" else None, "ddp", gpu)
 
 
 def waits_s(facts: ModelFacts, asked: Inference, gpu: Gpu, tokens: int) -> tuple[float, float, float]:
@@ -162,16 +155,11 @@ def waits_s(facts: ModelFacts, asked: Inference, gpu: Gpu, tokens: int) -> tuple
         return 0.0, 0.0, 0.0
     size = 4 if FORMATS[asked.weights].block == 32 else 2
     width, logits = size * tokens * facts.n_embd, size * asked.batch * facts.vocab_size
-
-    def waited(what: Collective, size_bytes: float, slow: int) -> float:
-        groups, factor = scenarios(among)[slow]
-        return factor * collective_time(what, size_bytes, groups["all"]).seconds
-
-    among, pair = cards, {"per_node": 1, "nodes": 2} if cards.nodes > 1 else {"per_node": 2}
     if asked.split == "layer":  # from one card to the next, in another machine where there are several
-        among = cards.model_copy(update=pair)
-        low, usual, high = ((asked.world - 1) * waited("broadcast", width, slow) for slow in range(3))
+        pair = cards.model_copy(update={"per_node": 1, "nodes": 2} if cards.nodes > 1 else {"per_node": 2})
+        low, usual, high = ((asked.world - 1) * times("broadcast", width) for times in scenario_times(pair))
     else:
         sums = 2 * facts.n_layer + 1
-        low, usual, high = (sums * waited("all_reduce", width, i) + waited("all_gather", logits, i) for i in range(3))
+        both = (sums * times("all_reduce", width) + times("all_gather", logits) for times in scenario_times(cards))
+        low, usual, high = both
     return low, usual, high

@@ -13,6 +13,7 @@ Left out: NCCL's kernels take SMs and bandwidth from the matmuls beside them; ra
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 from foretrain.base.records import Record
 from foretrain.config.shape import ModelShape
@@ -148,8 +149,11 @@ def _pace(way: MicroBatchRun, rates: Rates, micro_batch_s: float) -> Pace:
     return Pace(layers, *found)
 
 
+Times = Callable[[Collective, float], float]
+
+
 class _Queue:
-    def __init__(self, times: Callable[[Collective, float], float]) -> None:
+    def __init__(self, times: Times) -> None:
         self.times, self.free = times, 0.0
 
     def send(self, collective: Collective, size: float, ready: float) -> float:
@@ -164,9 +168,7 @@ def _buckets(weights: _Weights, pace: Pace, element_bytes: int, most: int) -> It
         yield (pace.backward if math.isinf(done) else pace.backward_root + blocks * pace.backward_block), size
 
 
-def waits_for_sums_s(
-    buckets: Iterable[tuple[float, int]], backward_s: float, times: Callable[[Collective, float], float]
-) -> float:
+def waits_for_sums_s(buckets: Iterable[tuple[float, int]], backward_s: float, times: Times) -> float:
     """Return a step's wait for sums when its backward pass ends. `buckets`: (when each is full, its bytes)."""
     queue = _Queue(times)
     for ready, size in buckets:
@@ -185,9 +187,6 @@ class Unit:
     backward_s: float
     reshards: bool
     outer: bool = False
-
-
-Times = Callable[[Collective, float], float]
 
 
 def shared_passes_s(units: Sequence[Unit], shards: Times, between: Times | None = None) -> float:
@@ -237,6 +236,16 @@ def scenarios(cluster: Cluster) -> tuple[tuple[dict[str, Group], float], ...]:
     return (usual, quick), (usual, 1.0), (worst, slow)
 
 
+def timed(group: Group, factor: float) -> Times:
+    """Return how long this group's collectives take, times a factor."""
+    return cache(lambda collective, size: factor * collective_time(collective, size, group).seconds)
+
+
+def scenario_times(cluster: Cluster) -> Iterator[Times]:
+    """Yield how long collectives of all cards take: with a good link, a usual one, the worst published."""
+    return (timed(groups["all"], factor) for groups, factor in scenarios(cluster))
+
+
 def largest_share(numels: list[int], world: int) -> float:
     """Return the share of ZeRO-1's rank with most (estimate/ranks.py)."""
     sizes = [0] * world
@@ -257,17 +266,7 @@ class _Step:
         self.bucket_bytes = bucket_bytes
         self.spec, self.sharing, self.weights, self.groups, self.factor = spec, sharing, weights, groups, factor
         self.low, self.wide = 2 if spec.half else 4, spec.variant.wide
-        self.times = {name: self._timed(group) for name, group in groups.items()}
-
-    def _timed(self, group: Group) -> Callable[[Collective, float], float]:
-        known: dict[tuple[Collective, float], float] = {}
-
-        def time(collective: Collective, size: float) -> float:
-            if (collective, size) not in known:
-                known[collective, size] = self.factor * collective_time(collective, size, group).seconds
-            return known[collective, size]
-
-        return time
+        self.times = {name: timed(group, factor) for name, group in groups.items()}
 
     def waits_s(self, pace: Pace, micro_batches: int) -> float:
         if not self.sharing.way.shards_weights:

@@ -7,11 +7,11 @@ from foretrain.config.finetune.formats.format import (
     known_keys,
     method_of,
     refuse_two_precisions,
-    shards,
     steps,
     targets,
     training,
 )
+from foretrain.config.finetune.formats.sharding import shards
 from foretrain.config.finetune.table import KINDS, Table
 from foretrain.config.values import flag
 

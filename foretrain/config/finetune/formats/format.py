@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from foretrain.base.errors import UserError
+from foretrain.config.finetune.formats.sharding import shards
 from foretrain.config.finetune.table import Table
 from foretrain.config.values import flag
 
@@ -102,50 +103,6 @@ def steps(table: Table, key: str = "max_steps") -> None:
     value = table.take(key)
     if value is not None:
         table.give("max_steps", 0 if value in (-1, "-1") else value, key)
-
-
-def shards(
-    table: Table, deepspeed: tuple[str, ...] = ("deepspeed",), fsdp: tuple[str, ...] = ("fsdp", "fsdp_config")
-) -> None:
-    """What splits the model over cards: named, and planned where that is FSDP2 and the run has several (read.py)."""
-    found = table.found
-    for kind, keys in (("deepspeed", deepspeed), ("fsdp", fsdp)):
-        for key in keys:
-            if table.take(key) not in (None, False, "", [], {}):
-                found.sharding = kind
-                table.unplanned(key)
-    if found.sharding == "fsdp" and found.format in ("trainer", "trl", "accelerate"):
-        launcher, config = found.format == "accelerate", table.keys.get("fsdp_config") or {}
-        found.sharded_values = _of_fsdp2(table.keys.get("fsdp", launcher), config, launcher=launcher)
-
-
-# What the settings of FSDP2 may be in a run that is planned; "*": anything. Loading for one rank and checkpoints in
-# pieces only lower what is planned of loading and saving.
-_FSDP2: Mapping[str, tuple[Any, ...]] = {
-    "version": (2,), "auto_wrap_policy": ("TRANSFORMER_BASED_WRAP",), "offload_params": (False,), "xla": (False,),
-    "cpu_offload": (False,), "min_num_params": (0,), "forward_prefetch": (False,),
-    "reshard_after_forward": (True, False), "activation_checkpointing": (True, False),
-    "state_dict_type": ("FULL_STATE_DICT", "SHARDED_STATE_DICT"), "cpu_ram_efficient_loading": (True, False),
-    **dict.fromkeys(("sync_module_states", "use_orig_params", "backward_prefetch"), ("*",)),
-}  # fmt: skip
-
-
-def _of_fsdp2(asked: Any, config: Any, *, launcher: bool) -> dict[str, Any]:
-    """The options of a run with FSDP2 where all of its settings are planned; else none. `launcher`: they are
-    accelerate's, which has FSDP1 and one group of all weights by default."""
-    words = asked.split() if isinstance(asked, str) and flag(asked) is None else asked if type(asked) is list else ()
-    if not isinstance(config, Mapping) or not {*words} <= {"full_shard", "auto_wrap"}:
-        return {}
-    keys = {str(key).removeprefix("fsdp_"): value for key, value in config.items() if value is not None}
-    layers = keys.pop("transformer_layer_cls_to_wrap", "DecoderLayer")
-    keys = {key: value if (on := flag(value)) is None or key == "version" else on for key, value in keys.items()}
-    known = all("*" in (may := _FSDP2.get(key, ())) or value in may for key, value in keys.items())
-    known = known and str(layers[0] if type(layers) is list and len(layers) == 1 else layers).endswith("DecoderLayer")
-    needed = ("version", "auto_wrap_policy") if launcher else ("version",) if words else ()
-    if not known or not (words or flag(asked)) or not {*needed} <= keys.keys():
-        return {}
-    again = {"gradient_checkpointing": True} if keys.get("activation_checkpointing") else {}
-    return {"strategy": "fsdp" if keys.get("reshard_after_forward", True) else "fsdp_no_reshard", **again}
 
 
 def training_arguments(table: Table) -> None:

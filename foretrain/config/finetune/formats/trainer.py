@@ -14,10 +14,10 @@ from foretrain.config.finetune.formats.format import (
     known_keys,
     method_of,
     refuse_two_precisions,
-    shards,
     training,
     training_arguments,
 )
+from foretrain.config.finetune.formats.sharding import shards
 from foretrain.config.finetune.formats.trl import preferences
 from foretrain.config.finetune.options import OPTION_OF, Method
 from foretrain.config.finetune.table import Table

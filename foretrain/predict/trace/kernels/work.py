@@ -15,6 +15,7 @@ GATHERS = {"embedding", "index", "index_select", "gather", "_unsafe_index", "tak
 FILLS = {"fill_", "zero_", "copy_", "normal_", "uniform_"}
 MAKES = ("empty", "new_empty", "resize", "set_", "lift_fresh", "detach", "_local_scalar_dense")
 QUANTIZED = {"gemm_4bit", "dequantize_4bit"}
+PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}  # which argument is the first factor
 OF_LISTS = ("_fused_", "_foreach_")
 
 
@@ -68,7 +69,10 @@ def _nbytes(tensor: Tensor) -> int:
 
 def _flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
     """FLOPs by FlopCounterMode's convention."""
-    if func.overloadpacket.__name__ == "_grouped_mm":  # each row with the matrix of its expert
+    op = func.overloadpacket.__name__.rstrip("_")
+    if op in PRODUCTS:
+        return 2 * out.numel() * args[PRODUCTS[op]].shape[-1]
+    if op == "_grouped_mm":  # each row with the matrix of its expert
         return 2 * args[0].numel() * args[1].shape[-1]
     count = flop_registry.get(func.overloadpacket)
     return int(count(*args, **kwargs, out_val=out)) if count is not None else 0
@@ -92,7 +96,8 @@ def _elements(args: tuple[Any, ...], made: list[Tensor]) -> int:
 
 def _as_matmul(op: str, args: tuple[Any, ...], flops: int) -> tuple[int, int, int]:
     """(m, n, k) of a matmul with these FLOPs: batches are rows, a convolution's positions too."""
-    weight = args[2 if op in ("addmm", "baddbmm", "convolution_backward") else 1]
+    op = op.rstrip("_")
+    weight = args[2 if op == "convolution_backward" else PRODUCTS.get(op, 0) + 1]
     if "conv" in op:
         n, k = weight.shape[0], weight[0].numel()
     else:

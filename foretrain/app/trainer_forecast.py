@@ -21,6 +21,7 @@ from foretrain.hardware.catalogue import Gpu, match
 from foretrain.hardware.cpu import cpu_device
 from foretrain.hardware.devices import Context
 from foretrain.predict.finetune.plan import FineTunePlan, plan
+from foretrain.predict.finetune.traced import unknown
 from foretrain.runs.folder import RunDirectory, base_path, create, now
 from foretrain.runs.record import Setting, TrainerRun, source_of
 
@@ -81,6 +82,8 @@ def forecast(run: LiveRun, device: torch.device, n_params: int, n_trained: int, 
     forecast's is the same. Raises UserError for what cannot be forecast."""
     source, tune, unplanned = read_live(run)
     gpu, others_bytes = device_of(device)
+    if source.facts is None and not exact:  # nobody asked to wait for a trace before the training
+        raise unknown(source, "give ForetrainCallback(exact=True)")
     made = plan(source, tune, gpu, used_by_others_bytes=others_bytes, unplanned=unplanned)
     for counted, ours in ((n_params, made.counts.n_params), (n_trained, made.counts.n_trained)):
         if counted and abs(ours / counted - 1) > NEAR:

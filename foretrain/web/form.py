@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field, StrictBool, StrictFloat, StrictInt, StrictStr
 
 from foretrain.advice.rules.base import Goal
+from foretrain.app.finetuning.request import FineTuningRequest
 from foretrain.app.plan import Cards
 from foretrain.app.request import PlanRequest, PretrainingRequest, request_of
 from foretrain.base.errors import ConfigError, UserError
@@ -35,6 +36,7 @@ from foretrain.data import corpus, dataset
 from foretrain.data.corpus import ConfigData, data_of_config
 from foretrain.data.token_layout import is_dataset
 from foretrain.hardware.devices import CPU, HERE
+from foretrain.predict.finetune.traced import unknown
 
 NO_MACHINE = sys.platform == "emscripten"  # Python in a browser: what it runs on cannot be seen
 CONFIG = "config.json"
@@ -74,7 +76,10 @@ class Line(NamedTuple):
         """Return what is asked. Raises UserError; ConfigError names every problem of the options."""
         kind, trainer = self.form.kind, self.form.trainer
         if kind != "pretraining":
-            return request_of(kind, self.words, self.cards, model=self.model)
+            asked = request_of(kind, self.words, self.cards, model=self.model)
+            if isinstance(asked, FineTuningRequest) and asked.asked.source.facts is None:
+                raise unknown(asked.asked.source, "the page traces no model by itself, but the same command does")
+            return asked
         if self.cards.gpus and trainer == "nanogpt":
             raise UserError("usage.cluster_trainer", value=trainer)
         found = request_of("cards" if self.cards.gpus else kind, self.words, self.cards)

@@ -41,8 +41,13 @@ def trace_alone(source: ModelSource, tune: FineTune, gpu: Gpu, available_bytes: 
 
             return exact_finetune(source, tune, gpu, available_bytes, listen)
     except service.TraceUnavailable as error:
-        model = str(source.config.get("model_type"))[:40]
-        raise UserError("usage.family_unknown", model=model, source=source.where, reason=str(error)) from None
+        raise unknown(source, str(error)) from None
+
+
+def unknown(source: ModelSource, reason: str) -> UserError:
+    """Return the error of a model that has no estimate and cannot be traced for this reason."""
+    model = str(source.config.get("model_type"))[:40]
+    return UserError("usage.family_unknown", model=model, source=source.where, reason=reason)
 
 
 def exact_finetune(

@@ -15,7 +15,7 @@ GATHERS = {"embedding", "index", "index_select", "gather", "_unsafe_index", "tak
 FILLS = {"fill_", "zero_", "copy_", "normal_", "uniform_"}
 MAKES = ("empty", "new_empty", "resize", "set_", "lift_fresh", "detach", "_local_scalar_dense")
 QUANTIZED = {"gemm_4bit", "dequantize_4bit"}
-PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}  # which argument is the first factor
+MATMULS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}  # which argument is the first factor
 OF_LISTS = ("_fused_", "_foreach_")
 
 
@@ -42,7 +42,7 @@ class Work:
             self._add_unpacked(op, args, part)
             return
         flops, (kind, shape) = _flops(func, args, kwargs, out), _kind(op, args, made)
-        if flops and not kind.startswith("attention"):  # a convolution, or a product of many: as one matmul
+        if flops and not kind.startswith("attention"):  # a convolution, or several matmuls: as one
             kind, shape = "matmul", _as_matmul(op, args, flops)
         if not read + written or not all(shape):
             return
@@ -70,8 +70,8 @@ def _nbytes(tensor: Tensor) -> int:
 def _flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
     """FLOPs by FlopCounterMode's convention."""
     op = func.overloadpacket.__name__.rstrip("_")
-    if op in PRODUCTS:
-        return 2 * out.numel() * args[PRODUCTS[op]].shape[-1]
+    if op in MATMULS:
+        return 2 * out.numel() * args[MATMULS[op]].shape[-1]
     if op == "_grouped_mm":  # each row with the matrix of its expert
         return 2 * args[0].numel() * args[1].shape[-1]
     count = flop_registry.get(func.overloadpacket)
@@ -97,7 +97,7 @@ def _elements(args: tuple[Any, ...], made: list[Tensor]) -> int:
 def _as_matmul(op: str, args: tuple[Any, ...], flops: int) -> tuple[int, int, int]:
     """(m, n, k) of a matmul with these FLOPs: batches are rows, a convolution's positions too."""
     op = op.rstrip("_")
-    weight = args[2 if op == "convolution_backward" else PRODUCTS.get(op, 0) + 1]
+    weight = args[2 if op == "convolution_backward" else MATMULS.get(op, 0) + 1]
     if "conv" in op:
         n, k = weight.shape[0], weight[0].numel()
     else:

@@ -19,6 +19,7 @@ from foretrain.base.errors import UserError
 from foretrain.base.records import Note, Record
 from foretrain.config.options import RunConfig
 from foretrain.runs.folder import RunDirectory
+from foretrain.runs.formats import FORMATS
 from foretrain.runs.record import TrainedRun
 from foretrain.runs.training_log import EVALUATED, SAVED, LogHeader, Steps, TrainingLog
 
@@ -97,7 +98,7 @@ def log_of(numbers: Sequence[int], times_s: Sequence[float], starts: list[int]) 
         number=array("q", numbers), time_s=array("d", times_s), loss=unknown, logged_mfu=unknown, tokens_per_s=unknown,
         happened=bytearray(len(numbers)), starts=starts,
     )  # fmt: skip
-    return TrainingLog("build-nanogpt", LogHeader(), steps, (), numbers[-1])
+    return TrainingLog(FORMATS["build-nanogpt"], LogHeader(), steps, (), numbers[-1])
 
 
 def _evaluates(log: TrainingLog, config: RunConfig | None, i: int) -> int:

@@ -33,7 +33,7 @@ from foretrain.runs.formats.log_format import (
 
 EVALUATED, SAVED = 1, 2  # inside the time of a step; only nanoGPT times it with the step
 MAX_STEPS = 2_000_000  # steps that are stored; later ones are only counted, so that memory stays bounded
-_MAX_LINE = 4096  # a longer line is read in pieces
+_MAX_LINE = 2**14  # a longer line is read in pieces
 _MOST_OF_A_LINE = 2**18  # characters; the rest of a longer one is skipped
 MAX_CHARS, MAX_LINE_CHARS = 2**33, 2**29  # of a whole log, of one line: a pipe may have no end
 
@@ -151,7 +151,7 @@ class TrainingLog:
     `unnumbered`: the log has no step numbers, and its lines were counted.
     """
 
-    format: str
+    program: LogFormat
     header: LogHeader
     steps: Steps
     evaluations: tuple[Evaluation, ...]
@@ -167,8 +167,8 @@ class TrainingLog:
         return self.bad_times > 0 or any(math.isfinite(time_s) for time_s in self.steps.time_s)
 
     @property
-    def program(self) -> LogFormat:
-        return FORMATS[self.format]
+    def format(self) -> str:
+        return self.program.name
 
 
 def _plain(value: object) -> bool | int | float | str:
@@ -186,8 +186,7 @@ class Reader:
     def __init__(self, fallback: LogFormat | None = None) -> None:
         formats = [fallback] if fallback else [format for format in FORMATS.values() if not format.fallback]
         self.others = [] if fallback else [Reader(format) for format in FORMATS.values() if format.fallback]
-        self.format: str | None = None
-        self.lines: LineReader | None = None  # of that format
+        self.lines: LineReader | None = None  # of the program that printed the log
         self.looking: list[LineReader] = [format.new_reader() for format in formats]
         self.searching = all(lines.words for lines in self.looking)  # whether each of them looks for a word
         self.headers: tuple[Header, ...] = _ALL_HEADERS
@@ -201,6 +200,10 @@ class Reader:
         self.restarted = self.unnumbered = False
         self.happened: dict[int | None, int] = {}  # step or None -> what happened since the last step line
         self.bad_times = self.repeated = self.uncounted = self.earlier_runs = 0
+
+    @property
+    def format(self) -> str | None:
+        return self.lines.format.name if self.lines else None
 
     @property
     def per_gpu(self) -> bool:
@@ -221,13 +224,16 @@ class Reader:
             other.line(line)
         if ("val" in line or "Val" in line) and not (self.lines and self.lines.format.own_evaluations):
             found = found + [_evaluation(match) for match in _EVALUATION.finditer(line)]
+        self._add(found)
+        if not found:
+            self._other(line)
+
+    def _add(self, found: list[Reading]) -> None:
         for reading in sorted(found, key=lambda one: one.at) if len(found) > 1 else found:
             if reading.evaluated:
                 self._evaluation(reading)
             else:
                 self._step(reading)
-        if not found:
-            self._other(line)
 
     def _readings(self, line: str) -> list[Reading]:
         if self.lines is not None:
@@ -238,12 +244,15 @@ class Reader:
             found = lines.read(line) if _worth_a_look(line, lines.words) else []
             self.searching = self.searching and bool(lines.words)
             if found:
-                self.lines, self.format, self.looking, self.others = lines, lines.format.name, [], []
-                self.headers = _HEADERS + lines.format.headers
-                if lines.format.own_evaluations:
-                    self.evaluations, self.happened = [], {}
+                self._choose(lines)
                 return found
         return []
+
+    def _choose(self, lines: LineReader) -> None:
+        self.lines, self.looking, self.others = lines, [], []
+        self.headers = _HEADERS + lines.format.headers
+        if lines.format.own_evaluations:
+            self.evaluations, self.happened = [], {}
 
     def _step(self, reading: Reading) -> None:
         steps = self.steps
@@ -260,9 +269,10 @@ class Reader:
             self.header["total_steps"] = reading.of
         for kind, size in (reading.memory_bytes or {}).items():
             self._peak(kind, size)
-        inside = self.format is not None and FORMATS[self.format].times_evaluation
+        format = self.lines.format if self.lines else None
+        inside = format is not None and format.times_evaluation
         happened = self.happened.get(step, 0) | self.happened.get(None, 0) if inside else 0
-        if inside and self.lines is not None and self.lines.format.own_evaluations:
+        if format and inside and format.own_evaluations:
             happened = max((*self.happened.values(), 0))  # these evaluate after a step, and so within the next one
         self.happened.clear()
         if len(steps) >= MAX_STEPS:
@@ -343,7 +353,12 @@ class Reader:
         self.header.pop("total_steps", None)
 
     def done(self) -> TrainingLog | None:
-        if self.format is None or self.lines is None or not len(self.steps):
+        for lines in [self.lines] if self.lines else self.looking:
+            if found := lines.flush():
+                self._choose(lines)
+                self._add(found)
+                break
+        if self.lines is None or not len(self.steps):
             # Of unknown lines with evaluations the longest reading; a progress bar where neither has any.
             logs = [
                 log for other in self.others if (log := other.done()) and len(log.steps) > (log.format == "unknown")
@@ -353,7 +368,7 @@ class Reader:
         steps = self._corrected(self.lines)
         header = {**self.header, **self.lines.header(), "settings": self.settings}
         return TrainingLog(
-            self.format, LogHeader.model_validate(header), steps, tuple(self.evaluations), self.last_step,
+            self.lines.format, LogHeader.model_validate(header), steps, tuple(self.evaluations), self.last_step,
             self.bad_times, self.repeated, self.uncounted, self.earlier_runs, self.unnumbered,
         )  # fmt: skip
 

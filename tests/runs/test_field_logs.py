@@ -63,12 +63,28 @@ CASES = [
     ("rasbt-simple.log", "LLMs-from-scratch", range(0, 30, 5), 9.781, 9.756, None, None, 6, 9.925),
     ("swift_logging.jsonl", "ms-swift", range(5, 105, 5), 1.49, 1.3, 3.0, None, 0, None),
     ("trainer_log.jsonl", "llama-factory", range(10, 310, 10), 2.28, 1.7, 3.1, None, 1, 1.61),
-    ("trl_dpo.log", "trl preference", range(1, 21), 0.68, 0.49, None, None, 1, 0.61),
+    ("trl_dpo.log", "trl", range(1, 21), 0.68, 0.49, None, None, 1, 0.61),
     ("llama2c", "llama2.c", range(0, 400, 100), 10.4, 6.1, 0.0712, None, 1, 10.35),
     ("rasbt-speed", "LLMs-from-scratch", range(0, 30, 10), 10.9, 8.3, None, None, 3, 8.6),
     ("swift-console", "ms-swift", range(10, 50, 10), 1.4, 1.1, 361.0, None, 0, None),
     ("megatron-new", "megatron", range(10, 50, 10), 11.0, 10.7, 0.25, None, 1, 9.1),
-    ("grpo", "trl reinforcement", range(1, 4), 0.0, 0.002, None, None, 0, None),
+    ("grpo", "trl", range(1, 4), 0.0, 0.002, None, None, 0, None),
+    ("mlx", "mlx-lm", range(10, 50, 10), 2.6, 1.4, 0.5, 50, 1, 2.9),
+    ("nemo", "nemo", range(3), 1.3, 1.1, 0.25, None, 0, None),
+    ("nanotron", "nanotron", range(1, 4), 9.5, 9.3, 12.5, 250_000, 0, None),
+    ("minimind", "minimind", [100, 200, 1100, 1200], 7.4, 6.1, None, None, 0, None),
+    ("verl", "verl", range(1, 4), 0.03, 0.01, 96.5, None, 0, None),
+    ("composer", "composer", range(1, 4), 11.5, 11.3, 8.0, 524_288, 0, None),
+    ("olmo", "olmo", range(1, 4), 11.5, 11.3, 40.0, None, 0, None),
+    ("notebook", "notebook", range(1, 4), 1.9, 1.7, None, None, 0, None),
+    ("notebook-grpo", "notebook", range(1, 4), 0.0, 0.002, None, None, 0, None),
+    ("grpo-times", "trl", range(1, 4), 0.0, 0.002, 12.5, None, 0, None),
+    ("ppo", "trl", range(1, 4), 0.03, 0.01, None, None, 0, None),
+    ("own-elapsed", "unknown", range(0, 60, 10), 5.0, 4.5, 0.5, None, 0, None),
+    ("own-since", "unknown", range(0, 60, 10), 5.0, 4.5, 0.5, None, 0, None),
+    ("own-epochs", "unknown", [50, 100, 150, 200], 5.0, 4.7, None, None, 0, None),
+    ("own-parts", "unknown", range(1, 4), 2.6, 2.4, 28.5, 1_425_000, 0, None),
+    ("own-bar", "progress bar", range(1, 4), 2.6, 2.4, 2.0, None, 0, None),
     ("own-words", "unknown", range(0, 50, 10), 10.5, 9.7, 0.25, 8192, 0, None),
     ("own-json", "unknown", range(5, 30, 5), 3.5, 3.1, 0.5, None, 0, None),
 ]  # fmt: skip
@@ -97,6 +113,67 @@ WRITTEN = {
         f"'epoch': {epoch}}}\n"
         for loss, epoch in ((0.0, 0.01), (0.001, 0.02), (0.002, 0.03))
     ),
+    "mlx": "Starting training..., iters: 100\nIter 1: Val loss 2.900, Val took 5.2s\n" + "".join(
+        f"Iter {n}: Train loss {loss}, Learning Rate 1.000e-05, It/sec {rate}, Tokens/sec {rate * 25}, Trained Tokens "
+        f"{n * 25}, Peak mem 9.707 GB\n"
+        for n, loss, rate in ((10, 2.6, 0.4), (20, 2.1, 2.0), (30, 1.7, 2.0), (40, 1.4, 2.0))
+    ).replace("Tokens/sec 50.0", "Tokens/sec 100.0"),
+    "nemo": "".join(
+        f"Training epoch 0, iteration {n}/9 | lr: 3e-05 | consumed_samples: {n + 1} | global_batch_size: 1 | "
+        f"global_step: {n} | reduced_train_loss: {loss} | train_step_timing in s: {s} | val_loss: 4.1\n"
+        for n, loss, s in ((0, 1.3, 5.0), (1, 1.2, 0.25), (2, 1.1, 0.25))
+    ),
+    "nanotron": "".join(
+        f"10/17/2025 16:31:5{n} [INFO|DP=0|PP=0|TP=0]: iteration: {n} / 9 | consumed_tokens: 85.8G | "
+        f"elapsed_time_per_iteration_ms: 12.5K | tokens_per_sec: 20K | tokens_per_sec_per_gpu: 10K | global_batch_size: "
+        f"64 | lm_loss: {loss} | lr: 1e-05 | grad_norm: 1.25 | cuda_max_memory_reserved: 34.1G\n"
+        for n, loss in ((1, 9.5), (2, 9.4), (3, 9.3))
+    ),
+    "minimind": "".join(
+        f"Epoch:[{epoch}/2]({n}/1000), loss: {loss}, logits_loss: {loss}, aux_loss: 0.0000, lr: 0.0005, epoch_time: 9min\n"
+        for epoch, n, loss in ((1, 100, 7.4), (1, 200, 6.9), (2, 100, 6.4), (2, 200, 6.1))
+    ),
+    "verl": "".join(
+        f"(TaskRunner pid=7) step:{n} - actor/kl_loss:0.001 - actor/pg_loss:{loss} - perf/max_memory_reserved_gb:27.5 - "
+        f"actor/lr:2e-06 - timing_s/gen:74.0 - timing_s/step:96.5 - perf/throughput:4650.0\n"
+        for n, loss in ((1, 0.03), (2, 0.02), (3, 0.01))
+    ),
+    "composer": "".join(
+        f"[batch={n}/9]:\n\t Train time/batch: {n}\n\t Train memory/peak_reserved_mem: 14.6740\n\t Train "
+        f"loss/train/total: {loss}\n\t Train throughput/batches_per_sec: 0.125\n\t Train throughput/tokens_per_sec: 65536.0\n"
+        for n, loss in ((1, 11.5), (2, 11.4), (3, 11.3))
+    ),
+    "olmo": "".join(
+        f"2026-08-06 09:59:2{n} host:0  olmo.train:908  INFO    [step={n}/9,epoch=0]\n    train/CrossEntropyLoss={loss}\n"
+        f"    throughput/device/tokens_per_second=26,668\n    throughput/device/batches_per_second=0.025\n"
+        for n, loss in ((1, 11.5), (2, 11.4), (3, 11.3))
+    ),
+    "notebook": "Total batch size = 8 | Total steps = 60\n[ 3/60 00:06 < 02:00, 0.5 it/s, Epoch 0.36/5]\n"
+    "Step\tTraining Loss\n1\t1.900000\n2\t1.800000\n3\t1.700000\n",
+    "notebook-grpo": "Step | Training Loss | reward | rewards / style\n-- | -- | -- | --\n"
+    "1 | 0.000000 | 1.5 | 0.5\n2 | 0.001000 | 1.6 | 0.5\n3 | 0.002000 | 1.7 | 0.5\n",
+    "grpo-times": "".join(
+        f"{{'loss': {loss}, 'learning_rate': 1e-06, 'reward': 0.4, 'step_time': {s}, 'epoch': {epoch}}}\n"
+        for loss, epoch, s in ((0.0, 0.01, 30.0), (0.001, 0.02, 12.5), (0.002, 0.03, 12.5))
+    ),
+    "ppo": "".join(
+        f"{{'objective/kl': 10.5, 'loss/policy_avg': {loss}, 'loss/value_avg': 0.15, 'lr': 2e-06, 'epoch': {epoch}}}\n"
+        for loss, epoch in ((0.03, 0.01), (0.02, 0.02), (0.01, 0.03))
+    ),
+    "own-elapsed": "".join(f"step={n} loss={5 - n / 100} elapsed={3 + n / 2}s\n" for n in range(0, 60, 10)),
+    "own-since": "".join(f"step {n} | loss {5 - n / 100} | time {3 + n / 2}s\n" for n in range(0, 60, 10)),
+    "own-epochs": "".join(
+        f"Epoch {epoch}/2, Batch {n}/100, Loss: {loss}\n"
+        for epoch, n, loss in ((1, 50, 5.0), (1, 100, 4.9), (2, 50, 4.8), (2, 100, 4.7))
+    ),
+    "own-parts": "".join(
+        f"INFO | step 0{n}/09 | step-time {s} sec | load-balance-loss 0.0018 | cross-entropy-loss {loss} | aux_loss: 9.0 | "
+        f"tokens-per-second 50,000\n"
+        for n, s, loss in ((1, 73.3, 2.6), (2, 28.5, 2.5), (3, 28.5, 2.4))
+    ),
+    "own-bar": "".join(
+        f"Training:  {n}%|#    | {n}/100 [00:0{2 * n}<03:00,  2.00s/it, loss={2.7 - n / 10:.2f}]\r" for n in (1, 2, 3)
+    ),
     "own-words": "".join(
         f"[step {n}/100] train loss: {loss} lr: 0.0003 time: {ms}ms (32,768 tok/s)\n"
         for n, loss, ms in ((0, 10.5, 5000.0), (10, 10.2, 250.0), (20, 10.0, 250.0), (30, 9.8, 250.0), (40, 9.7, 250.0))
@@ -122,7 +199,7 @@ def path_of(name: str, folder: Path) -> Path:
     ids=[case[0] for case in CASES],
 )  # fmt: skip
 def test_each_log_is_read(
-    name: str, format: str, steps: range, first: float, last: float, step_s: float | None, tokens: int | None,
+    name: str, format: str, steps: range | list[int], first: float, last: float, step_s: float | None, tokens: int | None,
     evaluations: int, val: float | None, tmp_path: Path,
 ) -> None:  # fmt: skip
     found = explained(path_of(name, tmp_path)).log
@@ -143,6 +220,11 @@ def test_what_else_the_logs_hold(tmp_path: Path) -> None:
     assert log("swift-console").remaining.total_steps == 40
     assert log("rasbt-speed").tokens_per_s == 7238
     assert log("megatron-new").remaining.steps == 360
+    assert (log("mlx").remaining.total_steps, log("mlx").memory.allocated_bytes) == (100, 9_707_000_000)
+    assert (log("notebook").mean_step_s, log("notebook").losses.val_unit) == (2.0, "nats a token")
+    assert {log(name).losses.val_unit for name in ("notebook-grpo", "verl", "ppo")} == {"a policy loss"}
+    assert (log("olmo").tokens_per_gpu_s, log("verl").tokens_per_gpu_s) == (26_668, 4650)
+    assert [log(name).step_time for name in ("own-since", "grpo-times")] == ["difference", "printed"]
 
 
 def test_constant_rate_with_changing_times_is_no_rate(tmp_path: Path) -> None:

@@ -241,7 +241,7 @@ def test_every_format_of_these_programs_has_a_log_here() -> None:
     elsewhere = {"nanogpt", "nanochat", "build-nanogpt"}  # tests/runs/test_training_log.py
     elsewhere |= {  # tests/runs/test_field_logs.py
         "LLMs-from-scratch", "autoresearch", "evaluations", "llama-factory", "llama2.c", "megatron", "mingpt",
-        "ms-swift", "trl preference", "trl reinforcement",
+        "ms-swift", "composer", "minimind", "mlx-lm", "nanotron", "nemo", "notebook", "olmo", "verl",
     }  # fmt: skip
     assert {case[1] for case in CASES} | elsewhere == {name for name, format in FORMATS.items() if format.printed}
 

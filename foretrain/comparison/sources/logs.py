@@ -72,7 +72,8 @@ def _memory(log: TrainingLog) -> Memory | None:
 
 
 def _settings(log: TrainingLog, gpu: Gpu | None, config: RunConfig | None) -> dict[str, Any]:
-    found: dict[str, Any] = {"program": log.format}
+    unit = log.program.val_unit
+    found: dict[str, Any] = {"program": f"{log.format}, {unit}" if unit.endswith("loss") else log.format}
     if config is None:
         found |= printed(log)
     if log.header.tokens_per_step:

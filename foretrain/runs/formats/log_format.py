@@ -7,12 +7,13 @@ import math
 import re
 from array import array
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 # A number as programs print it; commas are grouping or, where the locale was another, the decimal point.
 NUMBER = r"[-+]?(?:nan|inf|\d(?:[\d.,]{0,30}\d)?(?:e[-+]?\d{1,3})?)"
 INT = r"\d{1,12}"
+_SCALES = {"k": 1e3, "m": 1e6, "g": 1e9}
 BYTES = {"bytes": 1, "mb": 10**6, "gb": 10**9, "mib": 2**20, "gib": 2**30}  # by the end of a group's name
 MEMORY = ("allocated", "reserved", "active", "device")  # what a figure of memory counts: the beginning of such a name
 # Where the time of a step is from: printed; the difference of times since the start; the lines' time stamps; a progress
@@ -27,13 +28,17 @@ def pattern(*parts: str) -> re.Pattern[str]:
 
 
 def number(text: str, *, grouped_thousands: bool = True) -> float:
-    """Return the value of a printed number, or NaN. A lone comma before three digits groups thousands."""
+    """Return the value of a printed number, such as 1,024 or 11.5K, or NaN. A lone comma before three digits groups
+    thousands.
+    """
+    scale = _SCALES.get(text[-1:].lower(), 1.0)
+    text = text[:-1] if scale > 1 else text
     if "," in text:
         head, _, tail = text.rpartition(",")
         grouping = "." in tail or "," in head or (grouped_thousands and len(tail) == 3)
         text = text.replace(",", "") if grouping else f"{head.replace('.', '')}.{tail}"
     try:
-        value = float(text)
+        value = float(text) * scale
     except ValueError:  # such as 1.2.3
         return math.nan
     return value if math.isfinite(value) else math.nan
@@ -69,12 +74,23 @@ class Corrected(NamedTuple):
 
 
 class LineReader:
+    """`format`: what the whole log was found to be, which its lines may refine."""
+
     def __init__(self, format: "LogFormat") -> None:
         self.format = format
         self.words = format.words  # one of them is in every relevant line; none: read each
 
     def read(self, line: str) -> list[Reading]:
         raise NotImplementedError
+
+    def flush(self) -> list[Reading]:
+        """Return what waits for a line below it; there are no more."""
+        return []
+
+    def refine(self, unit: LossUnit | None) -> None:
+        """Take the unit of the losses, where the figures beside them tell it."""
+        if unit and unit != self.format.val_unit:
+            self.format = replace(self.format, val_unit=unit)
 
     def finish(self) -> Corrected:
         return Corrected()
@@ -97,9 +113,10 @@ class LogFormat:
     """One program's log.
 
     `step_line` finds the line of a step, with the group `step` and, where printed, `loss`, `ms` or `s` (the step's
-    time), `total_ms` (time since the start), `of` (the last step), `mfu` (percent), `rate` (tokens per second), `lr`,
-    and memory as in `reserved_gib`. `val_line` has `step` and `val`; the default is nanoGPT's evaluations. `reader` is
-    for what patterns cannot describe.
+    time) or `per_s` (steps in a second), `total_ms` (time since the start), `of` (the last step), `epoch` and
+    `in_epoch` (its number and its steps, where steps count from the beginning in each), `mfu` (percent), `rate` (tokens
+    per second), `lr`, and memory as in `reserved_gib`. `val_line` has `step` and `val`; the default is nanoGPT's
+    evaluations. `reader` is for what patterns cannot describe.
     """
 
     name: str
@@ -136,6 +153,7 @@ class PatternReader(LineReader):
     def __init__(self, format: LogFormat) -> None:
         super().__init__(format)
         self.before: tuple[int, float] | None = None
+        self.first_epoch = -1
         names = format.step_line.groupindex if format.step_line else ()
         self.memory = [name for name in names if _memory_group(name)]
 
@@ -156,10 +174,15 @@ class PatternReader(LineReader):
             reading.step_s = number(text) / 1e3
         elif (text := groups.get("s")) is not None:
             reading.step_s = number(text)
+        elif (text := groups.get("per_s")) is not None:
+            reading.step_s = 1 / value if (value := number(text)) > 0 else math.nan
         elif (text := groups.get("total_ms")) is not None:
             reading.step_s = self.difference(reading.step or 0, number(text) / 1e3)
         if (text := groups.get("of")) is not None:
             reading.of = int(text)
+        if (text := groups.get("epoch")) is not None:
+            self.first_epoch = min(int(text), 1) if self.first_epoch < 0 else self.first_epoch
+            reading.step = int(groups["step"]) + (int(text) - self.first_epoch) * int(groups["in_epoch"] or 0)
         if (text := groups.get("mfu")) is not None:
             reading.mfu = number(text) / 100
         if (text := groups.get("rate")) is not None:

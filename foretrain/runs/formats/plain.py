@@ -3,6 +3,7 @@ from functools import partial
 from typing import Any
 
 from foretrain.runs.formats import trainer
+from foretrain.runs.formats.figures import Blocks
 from foretrain.runs.formats.log_format import INT, NUMBER, Header, LogFormat, PatternReader, Reading, pattern
 
 _STEP = rf"(?<![a-z])step\s+(?P<step>{INT})"
@@ -133,17 +134,58 @@ FORMATS = (
             rf"\s*Val(?: loss|:)\s+{_VAL}",
         ),
     ),
-    # {'loss': 2.2344, …, 'num_tokens': 51486.0, 'mean_token_accuracy': 0.5436, …}
-    _dictionaries("trl", "TRL", 55, "num_tokens", "mean_token_accuracy", "entropy"),
-    # {'loss': 0.68, …, 'rewards/margins': 0.02, 'logps/chosen': -210.0, …}: DPO, KTO, ORPO, CPO and reward models
-    _dictionaries(
-        "trl preference", "TRL's training on preferences", 53, "rewards/margins", "rewards/chosen", "logps/chosen",
-        "min_reward", val_unit="a preference loss",
+    LogFormat(  # Iter 20: Train loss 2.101, Learning Rate 1e-05, It/sec 13.9, Tokens/sec 4560.7, …, Peak mem 10.6 GB
+        name="mlx-lm", words=("Iter ",),
+        step_line=pattern(
+            rf"\bIter\s+(?P<step>{INT}):\s*Train loss\s+{_LOSS}(?:,\s*Learning Rate\s+{_LR})?,\s*It/sec\s+",
+            rf"(?P<per_s>{NUMBER})(?:,\s*Tokens/sec\s+{_RATE}(?:,\s*Trained Tokens\s+{NUMBER})?)?",
+            rf"(?:,\s*Peak mem\s+(?P<allocated_gb>{NUMBER})\s*GB)?",
+        ),
+        val_line=pattern(rf"\bIter\s+(?P<step>{INT}):\s*Val loss\s+{_VAL}"),
+        headers=(Header("starting training", pattern(rf"Starting training\.\.\., iters:\s*(?P<total_steps>{INT})")),),
+        counts_to_total=True, mean_times=True, own_evaluations=True,
     ),
-    # {'loss': 0.0012, …, 'reward': 0.42, 'reward_std': 0.1, 'kl': 0.003, …}: GRPO, RLOO and others
+    LogFormat(  # Training epoch 0, iteration 1/9 | lr: 3e-05 | … | reduced_train_loss: 1 | train_step_timing in s: 0.03
+        name="nemo", title="NeMo", words=("Training epoch",), counts_to_total=True, own_evaluations=True,
+        step_line=pattern(
+            rf"Training epoch {INT}, iteration {INT}/(?P<of>{INT})\s*\|\s*lr:\s*{_LR}.{{0,100}}?\bglobal_step:\s*",
+            rf"(?P<step>{INT}).{{0,200}}?\breduced_train_loss:\s*{_LOSS}\s*\|\s*train_step_timing in s:\s*",
+            rf"(?P<s>{NUMBER})",
+        ),
+    ),
+    LogFormat(  # iteration: 1 / 9 | … | elapsed_time_per_iteration_ms: 11.5K | tokens_per_sec: 22.8K | … | lm_loss: 2
+        name="nanotron", words=("elapsed_time_per_iteration_ms",), counts_to_total=True, own_evaluations=True,
+        step_line=pattern(
+            rf"\biteration:\s*(?P<step>{INT})\s*/\s*(?P<of>{INT})\s*\|.{{0,100}}?elapsed_time_per_iteration_ms:\s*",
+            rf"(?P<ms>{NUMBER}[KMG]?)\s*\|\s*tokens_per_sec:\s*(?P<rate>{NUMBER}[KMG]?).{{0,200}}?\blm_loss:\s*{_LOSS}",
+            rf"\s*\|\s*lr:\s*{_LR}(?:.{{0,200}}?cuda_max_memory_reserved:\s*(?P<reserved_bytes>{NUMBER}[KMG]?))?",
+        ),
+    ),
+    LogFormat(  # Epoch:[1/2](100/44160), loss: 7.4568, logits_loss: 7.4568, …, lr: 0.00049999, epoch_time: 85.0min
+        name="minimind", words=("Epoch:[",), step_time="none", own_evaluations=True,  # the printed time is what remains
+        step_line=pattern(
+            rf"Epoch:\[(?P<epoch>{INT})/{INT}\]\((?P<step>{INT})/(?P<in_epoch>{INT})\),?\s*loss:\s*{_LOSS}",
+            rf"(?:.{{0,200}}?\blr:\s*{_LR})?",
+        ),
+    ),
+    LogFormat(  # step:34 - actor/pg_loss:0.042 - perf/throughput:4653.6 - timing_s/step:98.551, in any order
+        name="verl", words=("actor/",), reader=Blocks, rate_per_gpu=True, own_evaluations=True,
+        step_line=pattern(rf"(?<![a-z])step:(?P<step>{INT}) - (?=.{{0,12000}}?\bactor/pg_loss:)"),
+    ),
+    LogFormat(  # [batch=2/4800]: and a line for each figure, Train loss/train/total: 11.6025
+        name="composer", title="Composer", words=("[batch=",), reader=Blocks, mean_times=True, own_evaluations=True,
+        step_line=pattern(rf"\[batch=(?P<step>{INT})/(?P<of>{INT})\]:\s*$"), counts_to_total=True,
+    ),
+    LogFormat(  # [step=2/739328,epoch=0] and a line for each figure, train/CrossEntropyLoss=3.1
+        name="olmo", title="OLMo", words=("[step=",), reader=Blocks, mean_times=True, own_evaluations=True,
+        step_line=pattern(rf"\[step=(?P<step>{INT})/(?P<of>{INT})(?:,\s*epoch=[\d/]+)?[^\]]{{0,40}}\]\s*$"),
+        counts_to_total=True, rate_per_gpu=True,
+    ),
+    # {'loss': 2.2344, …, 'num_tokens': 51486.0, …}; DPO, KTO, ORPO, CPO, reward models; GRPO, RLOO, PPO and others
     _dictionaries(
-        "trl reinforcement", "TRL's reinforcement learning", 54, "reward", "reward_std", "kl", "completion_length",
-        "completions/mean_length", val_unit="a policy loss",
+        "trl", "TRL", 55, "num_tokens", "mean_token_accuracy", "entropy", "rewards/margins", "rewards/chosen",
+        "logps/chosen", "min_reward", "reward", "reward_std", "kl", "completion_length", "completions/mean_length",
+        "objective/kl",
     ),
     # {'loss': '0.7157', …, 'memory/max_active (GiB)': '2.98', …, 'tokens/total': 512, …}: every number as text
     _dictionaries(

@@ -10,7 +10,8 @@ import json
 import math
 import re
 
-from foretrain.runs.formats.log_format import LineReader, LogFormat, PatternReader, Reading, memory_of, number, pattern
+from foretrain.runs.formats.figures import loss_unit, readings_of
+from foretrain.runs.formats.log_format import LineReader, LogFormat, PatternReader, Reading, number, pattern
 
 _RECORD = re.compile(r"\{[^{}]{10,6000}\}")
 _PAIR = re.compile(r"[\"']([^\"']{1,80})[\"']:\s*[\"']?([^\"',}]{1,60})[\"']?")
@@ -31,21 +32,16 @@ class _Records(PatternReader):
         return found
 
     def _record(self, values: dict[str, str], step: int, of: int | None) -> list[Reading]:
-        if "loss" not in values:
-            val = values.get("eval_loss")
-            return [Reading(0, step, evaluated=True, val_loss=number(val, grouped_thousands=False))] if val else []
+        known = {key: number(text, grouped_thousands=False) for key, text in values.items()}
         elapsed_s = _seconds(values.get("elapsed_time", ""))
-        rate = values.get("throughput")
-        lr = values.get("lr") or values.get("learning_rate")
-        return [
-            Reading(
-                0, step, number(values["loss"], grouped_thousands=False),
-                None if math.isnan(elapsed_s) else self.difference(step, elapsed_s),
-                tokens_per_s=number(rate) if rate else None, of=of,
-                learning_rate=number(lr, grouped_thousands=False) if lr else None,
-                memory_bytes=memory_of({"reserved_gib": values.get("memory(GiB)")}),
-            )
-        ]  # fmt: skip
+        # The accuracy is LLaMA-Factory's of rewards, in trainings on preferences alone.
+        self.refine("a preference loss" if "accuracy" in known else loss_unit(known))
+        found = readings_of(known, step)
+        for reading in found:
+            if not reading.evaluated:
+                reading.of = of
+                reading.step_s = None if math.isnan(elapsed_s) else self.difference(step, elapsed_s)
+        return found
 
 
 def _seconds(text: str) -> float:

@@ -6,11 +6,11 @@ The console has the bar `1|10|Loss: 1.03: 10%|…| 10/100 [00:12<01:48, 1.20s/it
 
 import re
 
-from foretrain.runs.formats.log_format import INT, NUMBER, LineReader, LogFormat, Reading, memory_of, number, pattern
+from foretrain.runs.formats.figures import pairs, readings_of
+from foretrain.runs.formats.log_format import INT, NUMBER, LineReader, LogFormat, Reading, number, pattern
 from foretrain.runs.formats.progress_bar import WORDS, bars
 
 _LINE = pattern(rf"(?<![a-z])Step\s+(?P<step>{INT})\s*\|\s*(?P<rest>\w{{1,80}}:\s?{NUMBER}.{{0,1000}})")
-_PAIR = pattern(rf"(?<!\S)(?P<key>[a-z_]{{1,80}}):\s?(?P<value>{NUMBER})")
 _LABEL = re.compile(rf"(?:^|\D)\d{{1,6}}\|(\d{{1,12}})\|Loss:\s*({NUMBER})$", re.ASCII | re.IGNORECASE)
 
 
@@ -33,23 +33,14 @@ class _Lines(LineReader):
         return found
 
     def _line(self, match: re.Match[str]) -> list[Reading]:
-        values = {pair["key"].lower(): pair["value"] for pair in _PAIR.finditer(match["rest"])}
-        step, at = int(match["step"]), match.start()
-        if "val_loss" in values:
-            return [Reading(at, step, evaluated=True, val_loss=number(values["val_loss"], grouped_thousands=False))]
-        if "loss" not in values or not ("lr" in values or "tokens_per_second_per_gpu" in values):
+        values = pairs(match["rest"])
+        found = readings_of(values, int(match["step"]), match.start())
+        if "loss" in values and not ("lr" in values or "tokens_per_second_per_gpu" in values):
             return []
-        self.lines = True
-        rate, lr = values.get("tokens_per_second_per_gpu"), values.get("lr")
-        memory = {"active": "peak_memory_active", "allocated": "peak_memory_alloc", "reserved": "peak_memory_reserved"}
-        return [
-            Reading(
-                at, step, number(values["loss"], grouped_thousands=False), self.step_s,
-                tokens_per_s=number(rate) if rate else None,
-                learning_rate=number(lr, grouped_thousands=False) if lr else None,
-                memory_bytes=memory_of({f"{kind}_gib": values.get(key) for kind, key in memory.items()}),
-            )
-        ]  # fmt: skip
+        for reading in found:
+            if not reading.evaluated:
+                self.lines, reading.step_s = True, self.step_s
+        return found
 
 
 FORMATS = (

@@ -12,51 +12,16 @@ import math
 import re
 from array import array
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import pairwise
 from statistics import median
 
-from foretrain.runs.formats.log_format import Corrected, LineReader, LogFormat, Reading, number
+from foretrain.runs.formats.figures import figures, loss_unit, readings_of
+from foretrain.runs.formats.log_format import Corrected, LineReader, LogFormat, Reading
 from foretrain.runs.formats.progress_bar import WORDS, Bars, Drawn, bars
 
 _DICT = re.compile(r"\{'[^{}]{3,6000}\}")  # as Python prints it; JSON has other quotes
-_PAIR = re.compile(r"(['\"])([^'\"]{1,80})\1:\s*['\"]?([-+]?[\w.]{1,40}(?:[-+]\d{1,3})?)['\"]?(?=\s*[,}])")
-# Key -> what it counts and its unit. axolotl's newer and older, and Liger-Kernel's example.
-_MEMORY = {
-    "memory/max_active (GiB)": ("active", 2**30), "memory/max_mem_active(gib)": ("active", 2**30),
-    "memory/max_allocated (GiB)": ("allocated", 2**30), "memory/max_mem_allocated(gib)": ("allocated", 2**30),
-    "memory/device_reserved (GiB)": ("reserved", 2**30), "memory/device_mem_reserved(gib)": ("reserved", 2**30),
-    "memory/device_mem_reserved (gib)": ("reserved", 2**30),
-    "total_peak_memory_allocated_MB": ("allocated", 2**20), "total_peak_memory_reserved_MB": ("reserved", 2**20),
-}  # fmt: skip
-_RATES = ("step_tokens_per_second", "tokens/train_per_sec_per_gpu", "train_tokens_per_second")
 _TOKENS = ("num_tokens", "num_input_tokens_seen", "tokens/total")  # since the start
-
-
-def figures(text: str) -> dict[str, float]:
-    """Return {key: value} of a printed dictionary; NaN for nan, inf and None. What is not a number is left out."""
-    found = {}
-    for _, key, value in _PAIR.findall(text):
-        known = number(value, grouped_thousands=False)
-        if math.isfinite(known) or value.lower().lstrip("+-") in ("nan", "inf", "infinity", "none", "null"):
-            found[key] = known
-    return found
-
-
-def reading_of(values: Mapping[str, float], step: int | None, at: int = 0) -> Reading | None:
-    if "train_runtime" in values and "loss" not in values:
-        return None
-    loss = values.get("loss")
-    if loss is None:
-        val = values.get("eval_loss")
-        return None if val is None else Reading(at, step, evaluated=True, val_loss=val)
-    memory: dict[str, int] = {}
-    for key, (kind, unit) in _MEMORY.items():
-        if (value := values.get(key, math.nan)) > 0 and value * unit < 2**60:
-            memory[kind] = round(value * unit)
-    rate = next((values[key] for key in _RATES if values.get(key, 0.0) > 0), None)
-    return Reading(
-        at, step, loss, tokens_per_s=rate, learning_rate=values.get("learning_rate"), memory_bytes=memory or None
-    )
 
 
 class Tally:
@@ -101,7 +66,7 @@ class Dictionaries(LineReader):
         super().__init__(format)
         self.keys, self.known = keys, False
         self.tally, self.bars = Tally(), Bars()
-        self.epochs = array("d")
+        self.epochs, self.own_s = array("d"), array("d")  # own_s: TRL's step_time
         self.before, self.after = array("q"), array("q")  # the bar's count before each line with a loss, and after it
         self.lines = 0
         self.last: tuple[float, ...] = ()
@@ -109,7 +74,7 @@ class Dictionaries(LineReader):
 
     def read(self, line: str) -> list[Reading]:
         """Read the dictionaries in the line; bars wait for the end."""
-        found = [reading for match in _DICT.finditer(line) if (reading := self._take(match)) is not None]
+        found = [reading for match in _DICT.finditer(line) for reading in self._take(match)]
         for bar in bars(line):
             if not bar.label:
                 self.bars.add(bar)
@@ -117,18 +82,21 @@ class Dictionaries(LineReader):
                     self.after.append(self.bar.now)
         return found
 
-    def _take(self, match: re.Match[str]) -> Reading | None:
+    def _take(self, match: re.Match[str]) -> list[Reading]:
         values = figures(match[0])
+        if "loss/policy_avg" in values:  # PPO
+            values["loss"] = values["loss/policy_avg"]
         if not self.known:
             self.known = "epoch" in values and any(key in values for key in self.keys)
-        reading = reading_of(values, None, match.start()) if self.known else None
+        readings = readings_of(values, None, match.start()) if self.known else []
         if not self.known or "loss" not in values:
             self.tally.add(values, self.lines)
-            return reading
+            return readings
         same = tuple(values.get(key, math.nan) for key in ("loss", "epoch", "learning_rate", "grad_norm"))
         if repr(same) == repr(self.last):  # another process prints it too; NaN is not itself
-            return None
+            return []
         self.last = same
+        self.refine(loss_unit(values))
         epoch = values.get("epoch", math.nan)
         restarts = bool(self.epochs) and epoch < self.epochs[-1]
         if len(self.after) < self.lines:
@@ -137,9 +105,9 @@ class Dictionaries(LineReader):
         self.epochs.append(epoch)
         self.before.append(self.bar.now)
         self.tally.add(values, self.lines)
-        if reading is not None:
-            reading.restarts = restarts
-        return reading
+        readings[0].restarts = restarts
+        self.own_s.append(readings[0].step_s or math.nan)
+        return readings
 
     def finish(self) -> Corrected:
         """Return the steps' numbers, where the end or the bar tells them, and their times by the bar."""
@@ -150,7 +118,10 @@ class Dictionaries(LineReader):
         numbers = self._numbers()
         times = None
         if numbers is not None and self.bar.counts:
-            times = array("d", (self.bar.time_s(a, b) for a, b in pairwise((0, *numbers))))
+            drawn = (self.bar.time_s(a, b) for a, b in pairwise((0, *numbers)))
+            times = array("d", (bar if math.isnan(own) else own for own, bar in zip(self.own_s, drawn, strict=True)))
+        if any(map(math.isfinite, self.own_s)):
+            self.format = replace(self.format, step_time="printed")
         self.corrected = Corrected(numbers, times)
         return self.corrected
 
@@ -244,8 +215,8 @@ class _Entries(LineReader):
         if not 0 <= step < 1e12:
             return []
         self.tally.add(values, round(step))
-        reading = reading_of(values, round(step))
-        return [reading] if reading else []
+        self.refine(loss_unit(values))
+        return readings_of(values, round(step))
 
     def _after(self, text: str) -> None:
         total = _TOTAL.search(text)

@@ -5,117 +5,144 @@ They are tried only where no other format takes a line of the whole log. The int
 
 import math
 import re
+from array import array
+from dataclasses import replace
+from functools import lru_cache
+from itertools import pairwise
 
-from foretrain.runs.formats.log_format import INT, NUMBER, LineReader, LogFormat, Reading, number, pattern
-from foretrain.runs.formats.progress_bar import WORDS, bars
+from foretrain.runs.formats.log_format import INT, NUMBER, Corrected, LogFormat, PatternReader, Reading, number, pattern
 
-_GAP = r"\s{0,40}"  # bounded, as a line may be a million spaces
-_END = rf"[\"']?{_GAP}[:=#]?{_GAP}"
-_FIELDS = {
-    "step": pattern(
-        rf"(?<![a-z/_.])(?:global[_ ]?step|optimizer[_ ]?step|steps?|iter(?:ation)?|it|update)s?{_END}\[?{_GAP}",
-        rf"(?P<value>{INT})(?![\d.]*{_GAP}(?:ms|s|sec|it/s|%)\b)(?:{_GAP}/{_GAP}(?P<of>{INT}))?",
-    ),
-    "loss": pattern(
-        rf"(?<![a-z])(?<!val)(?<!val[_ /])(?<!eval[_ /])(?:train(?:ing)?[_ /])?loss{_END}(?P<value>{NUMBER})"
-    ),
-    "val": pattern(rf"(?:val(?:id(?:ation)?)?|eval|test)[_ /]?loss{_END}(?P<value>{NUMBER})"),
-    "time": pattern(
-        r"(?:(?<![a-z_])(?:(?:step|iter|batch)[_ ]?time|time[_ /](?:per[_ ])?(?:step|iter)|dt|time|took)",
-        rf"[\"']?{_GAP}[:=(]?{_GAP}(?P<value>{NUMBER}){_GAP}(?P<unit>ms|s|sec|secs|seconds?)\b",
-        rf"|(?<![a-z_])(?:step_time|iter_time|dt|time|[a-z_]{{0,20}}time_per_(?:step|iter(?:ation)?))[_(](?P<unit_before>ms|s|sec)\)?{_END}",
-        rf"(?P<value_after>{NUMBER})",
-        rf"|(?P<value_each>{NUMBER}){_GAP}(?P<unit_each>ms|s|sec)/(?:step|it|iter|batch)\b",
-        rf"|(?P<value_per>{NUMBER}){_GAP}(?P<unit_per>it|steps?|iters?)/s(?:ec)?\b)",
-    ),
-    "rate": pattern(
-        rf"(?:tok(?:en)?s?(?:/|[_ ]?per[_ ])s(?:ec(?:ond)?)?{_END}(?P<value>{NUMBER}){_GAP}(?P<scale>[kM])?(?![\w.])",
-        rf"|(?P<value_before>{NUMBER}){_GAP}(?P<scale_before>[kM])?{_GAP}tok(?:en)?s?/s(?:ec(?:ond)?)?\b)",
-    ),
-    "lr": pattern(rf"(?<![a-z])(?:lr|learning[_ ]rate){_END}(?P<value>{NUMBER})"),
+_SCALED = rf"(?!(?:nan|inf)\w){NUMBER}(?:[kMG](?![a-z]))?"
+# A name and its value, whatever stands between them; the unit is what follows. Bounded, as a line may be very long.
+_NAMED = pattern(
+    r"(?<![a-z0-9_])(?P<name>[a-z][a-z_/.() -]{0,48}?)(?=[\s:=#\"'\])])[\"'\])]{0,2}\s{0,9}[:=#]?\s{0,9}[\"'\[(]{0,2}",
+    rf"(?P<value>{_SCALED})(?:\s?/\s?(?P<of>{INT}))?(?=\s?(?P<unit>[a-z%][a-z/]{{0,11}})?)",
+)
+_UNNAMED = pattern(
+    rf"(?<![\w.])(?P<value>{_SCALED})\s?(?P<unit>tok(?:en)?s?/s(?:ec)?|(?:ms|s|sec)/(?:step|it|iter|batch)",
+    r"|(?:it|steps?|iters?|batch(?:es)?)/s(?:ec)?)\b(?!/|\s?[:=])",
+)
+_STEP = r"(?:^|[^a-z/_.])(?:(?:global|optimizer|train(?:ing)?)[-_ ]?)?(?:step|iter(?:ation)?|it|(?:num_)?update)s?$"
+_ROLES = {
+    role: pattern(name)
+    for role, name in {
+        "epoch": r"\bepoch$",
+        "step": _STEP,
+        "batch": r"(?:^|[^a-z/_.-])batch$",  # where nothing in the line is called a step
+        "val": r"\b(?:val|valid|validation|eval|evaluation|test)[-_/ ]?loss$|\bloss[/_](?:val|eval)$",
+        "loss": r"(?:^|[^a-z])loss(?:[/_](?:train|total))?$",
+        "lr": r"(?:^|[^a-z])(?:lr|learning[-_ ]rate)$",
+        "rate": r"tok(?:en)?s?(?:/|[-_ ]?per[-_ ])s(?:ec(?:ond)?)?$",
+        "per_s": r"(?:^|[^a-z])(?:it|iter|step|batche?)s?(?:/|[-_ ]per[-_ ])s(?:ec(?:ond)?)?$",
+        "elapsed": r"\b(?:elapsed|since)(?:[-_ ]time)?(?:[_( ](?:m?s|sec)\)?)?$|\b(?:total|wall|train)[-_ ]time$",
+        "time": r"(?:^|[^a-z])(?:(?:step|iter|iteration|batch)[-_ /]?)?(?:time|timing|dt|took|seconds)(?: per step)?"
+        r"(?:[-_ ]per[-_ ](?:step|iter|iteration|batch))?(?: in)?(?:[_( ](?:m?s|sec)\)?)?$",
+    }.items()
 }
-_SECONDS = {"ms": 1e-3}
-_SCALES = {"k": 1e3, "m": 1e6}
-_LABEL = re.compile(r"(?:epoch|train|step|iter)[\w /:.-]{0,60}|", re.IGNORECASE)
+# Beside "loss": a part of it, or of what another model learns. Beside "time": of a part of the step, or of more.
+_PARTS = pattern(
+    r"\b(?:aux|kl|nll|z|mtp|router|value|policy|best|val\w*|eval\w*|test)[-_/ .]|balanc|(?<!cross.)\bentropy"
+    r"|\b(?:data|load|eval|epoch|forward|backward|optimi[sz]er|total|remaining|eta|end|start)[-_/ ](?:time|seconds)"
+)
+_SECONDS = {"ms": 1e-3, "millisecond": 1e-3, "milliseconds": 1e-3, "s": 1.0, "sec": 1.0, "secs": 1.0, "second": 1.0,
+            "seconds": 1.0}  # fmt: skip
+_ENOUGH = 5  # lines
+_UNIT_IN_NAME = pattern(r"[_( ](ms|s|sec)\)?$|\b(seconds)$")
 
 
-class _Fields(LineReader):
+@lru_cache(2048)
+def _role(name: str) -> str:
+    role = next((role for role, pattern in _ROLES.items() if pattern.search(name)), "")
+    return "" if role != "val" and _PARTS.search(name) else role
+
+
+class _Fields(PatternReader):
     def __init__(self, format: LogFormat) -> None:
         super().__init__(format)
         self.read_as = ""
+        self.numbers, self.times_s = array("q"), array("d")
+        self.epoch, self.of_epochs = -1, 0  # the steps of earlier epochs, where they count from one in each
 
     def read(self, line: str) -> list[Reading]:
-        found = {name: field.search(line) for name, field in _FIELDS.items()}
-        step, loss, val = found["step"], found["loss"], found["val"]
-        if step is None or not (loss or val):
+        found: dict[str, re.Match[str]] = {}
+        for match in _NAMED.finditer(line):
+            if role := _role(match["name"]):
+                found.setdefault(role, match)
+        for match in _UNNAMED.finditer(line):
+            first, _, last = match["unit"].lower().partition("/")
+            found.setdefault("rate" if first[:3] == "tok" else "per_s" if last in ("s", "sec") else "time", match)
+        counted = found.get("step") or found.get("batch")
+        if counted is None or not re.fullmatch(INT, counted["value"]) or not ("loss" in found or "val" in found):
             return []
-        if loss is None:
-            return [Reading(step.start(), int(step["value"]), evaluated=True, val_loss=_value(val))]
-        reading = Reading(
-            step.start(), int(step["value"]), _value(loss), _time_s(found["time"]), _rate(found["rate"]),
-            _value(found["lr"]) if found["lr"] else None, of=int(step["of"]) if step["of"] else None,
-        )  # fmt: skip
+        step, of = self._step(counted, found.get("epoch"))
+        val = [Reading(counted.end(), step, evaluated=True, val_loss=_value(found["val"]))] if "val" in found else []
+        if "loss" not in found:
+            return val
         if not self.read_as:
-            self.read_as = ", ".join(f"{name} {match[0].strip()!r}" for name, match in found.items() if match)
-        return [reading, Reading(step.end(), reading.step, evaluated=True, val_loss=_value(val))] if val else [reading]
+            roles = {"step": counted} | found
+            texts = {role: match[0].strip() + (match["unit"] or "") * (role == "time") for role, match in roles.items()}
+            self.read_as = ", ".join(f"{role} {text!r}" for role, text in texts.items() if role != "batch")
+        time_s = self._time_s(found, step)
+        self.numbers.append(step)
+        self.times_s.append(math.nan if time_s is None else time_s)
+        rate = _value(found["rate"]) if "rate" in found else None
+        lr = _value(found["lr"]) if "lr" in found else None
+        return [Reading(counted.start(), step, _value(found["loss"]), time_s, rate, lr, of=of), *val]
+
+    def _step(self, counted: re.Match[str], epoch: re.Match[str] | None) -> tuple[int, int | None]:
+        step, of = int(counted["value"]), int(counted["of"]) if counted["of"] else None
+        if epoch is None or of is None or not re.fullmatch(INT, epoch["value"]):
+            return step, of
+        now = int(epoch["value"])
+        if self.numbers and now > self.epoch >= 0 and step <= self.numbers[-1] - self.of_epochs:
+            self.of_epochs += of * (now - self.epoch)
+        self.epoch = now
+        return step + self.of_epochs, None
+
+    def _time_s(self, found: dict[str, re.Match[str]], step: int) -> float | None:
+        if "time" in found and (time_s := _seconds(found["time"])) is not None:
+            return time_s
+        if "per_s" in found:
+            return 1 / value if (value := _value(found["per_s"])) > 0 else math.nan
+        if "elapsed" in found and (total_s := _seconds(found["elapsed"])) is not None:
+            self.format = replace(self.format, step_time="difference", mean_times=True)
+            return self.difference(step, total_s)
+        return None
+
+    def finish(self) -> Corrected:
+        """Return times since the start as those of steps: they rise in every line, and to a multiple of the first."""
+        known = [(step, s) for step, s in zip(self.numbers, self.times_s, strict=True) if math.isfinite(s)]
+        since_start = len(known) == len(self.numbers) >= _ENOUGH and self.format.step_time == "printed"
+        if not since_start or known[-1][1] < 2 * known[1][1] or any(a >= b for (_, a), (_, b) in pairwise(known)):
+            return Corrected()
+        self.format = replace(self.format, step_time="difference", mean_times=True)
+        self.before = None
+        return Corrected(self.numbers, array("d", (self.difference(*each) or math.nan for each in known)))
 
     def header(self) -> dict[str, str]:
         return {"read_as": self.read_as}
 
 
-class _Bars(LineReader):
-    """Reads a training's progress bar where nothing else tells its steps: their time without a loss.
-
-    The first one is the training's; those of evaluations come later, with another total.
-    """
-
-    of = 0
-
-    def read(self, line: str) -> list[Reading]:
-        shown = [bar for bar in bars(line) if bar.now and _LABEL.fullmatch(bar.label)]
-        self.of = self.of or (shown[0].of if shown else 0)
-        shown = [bar for bar in shown if bar.of == self.of]
-        return [Reading(bar.at, bar.now, step_s=bar.step_s, of=bar.of) for bar in shown]
-
-    def header(self) -> dict[str, str]:
-        return {"read_as": "step and time of the progress bar"}
+def _value(match: re.Match[str]) -> float:
+    return number(match["value"], grouped_thousands="." not in match["value"])
 
 
-def _value(match: "re.Match[str] | None") -> float:
-    return number(match["value"], grouped_thousands=False) if match else math.nan
-
-
-def _time_s(match: "re.Match[str] | None") -> float | None:
-    if match is None:
-        return None
-    if match["value_per"]:
-        rate = number(match["value_per"])
-        return 1 / rate if rate > 0 else math.nan
-    text = match["value"] or match["value_after"] or match["value_each"]
-    unit = match["unit"] or match["unit_before"] or match["unit_each"]
-    return number(text, grouped_thousands=False) * _SECONDS.get(unit.lower(), 1.0)
-
-
-def _rate(match: "re.Match[str] | None") -> float | None:
-    if match is None:
-        return None
-    scale = (match["scale"] or match["scale_before"] or "").lower()
-    return number(match["value"] or match["value_before"]) * _SCALES.get(scale, 1.0)
+def _seconds(match: re.Match[str]) -> float | None:
+    """Return the time; None where neither its name nor what follows is a unit."""
+    named = _UNIT_IN_NAME.search(match["name"]) if "name" in match.groupdict() else None
+    unit = (named[1] or named[2] if named else match["unit"] or "").lower().partition("/")[0]
+    return _value(match) * _SECONDS[unit] if unit in _SECONDS else None
 
 
 FORMATS = (
     LogFormat(
         # step 500: train loss 3.9500, val loss 4.0500: nanoGPT's evaluations, or all that ng-video-lecture prints
         name="evaluations", title="evaluations as nanoGPT prints them", place=90, words=("train loss",), fallback=True,
-        step_line=pattern(rf"(?<![a-z])step\s+(?P<step>{INT}):{_GAP}train loss\s+(?P<loss>{NUMBER}),{_GAP}val loss"),
+        step_line=pattern(rf"(?<![a-z])step\s+(?P<step>{INT}):\s{{0,9}}train loss\s+(?P<loss>{NUMBER}),\s+val loss"),
         has_config=True, step_time="none",
     ),
     LogFormat(
         name="unknown", title="a program that is not known", place=91, reader=_Fields, fallback=True, printed=False,
-        own_evaluations=True, counts_to_total=True,
-    ),
-    LogFormat(
-        name="progress bar", title="a progress bar", place=92, words=WORDS, reader=_Bars, fallback=True,
-        step_time="bar", mean_times=True, counts_to_total=True, own_evaluations=True, printed=False,
+        words=("loss", "Loss", "LOSS"), own_evaluations=True, counts_to_total=True,
     ),
 )  # fmt: skip

@@ -14,32 +14,49 @@ NAMES: dict[str, tuple[str, ...]] = {
     "val": ("eval_loss", "val_loss", "metrics/eval/LanguageCrossEntropy"),
     "step_s": ("step_time", "timing_s/step"),
     "steps_per_s": (
-        "throughput/batches_per_sec", "throughput/device/batches_per_second", "throughput/device/BPS",
+        "throughput/batches_per_sec",
+        "throughput/device/batches_per_second",
+        "throughput/device/BPS",
     ),
     "tokens_per_s": (
-        "step_tokens_per_second", "tokens/train_per_sec_per_gpu", "train_tokens_per_second", "throughput",
-        "tokens_per_second_per_gpu", "perf/throughput", "throughput/tokens_per_sec", "throughput/device/TPS",
+        "step_tokens_per_second",
+        "tokens/train_per_sec_per_gpu",
+        "train_tokens_per_second",
+        "throughput",
+        "tokens_per_second_per_gpu",
+        "perf/throughput",
+        "throughput/tokens_per_sec",
+        "throughput/device/TPS",
         "throughput/device/tokens_per_second",
     ),
     "lr": ("learning_rate", "lr", "actor/lr", "optim/learning_rate_group0"),
-}  # fmt: skip
+}
 # What a figure of memory counts and its unit: of axolotl, Liger-Kernel's example, verl, Composer, ms-swift, torchtune.
 _MEMORY = {
     **{f"memory/max_{name}": ("active", 2**30) for name in ("active (GiB)", "mem_active(gib)")},
     **{f"memory/max_{name}": ("allocated", 2**30) for name in ("allocated (GiB)", "mem_allocated(gib)")},
-    "memory/device_reserved (GiB)": ("reserved", 2**30), "memory/device_mem_reserved(gib)": ("reserved", 2**30),
+    "memory/device_reserved (GiB)": ("reserved", 2**30),
+    "memory/device_mem_reserved(gib)": ("reserved", 2**30),
     "memory/device_mem_reserved (gib)": ("reserved", 2**30),
     **{f"total_peak_memory_{kind}_MB": (kind, 2**20) for kind in ("allocated", "reserved")},
     **{f"{by}perf/max_memory_{kind}_gb": (kind, 2**30) for by in ("", "actor/") for kind in ("allocated", "reserved")},
     **{f"memory/peak_{kind}_mem": (kind, 10**9) for kind in ("allocated", "active", "reserved")},
-    "memory/reserved_mem": ("reserved", 10**9), "memory(GiB)": ("reserved", 2**30),
-    "peak_memory_active": ("active", 2**30), "peak_memory_alloc": ("allocated", 2**30),
+    "memory/reserved_mem": ("reserved", 10**9),
+    "memory(GiB)": ("reserved", 2**30),
+    "peak_memory_active": ("active", 2**30),
+    "peak_memory_alloc": ("allocated", 2**30),
     "peak_memory_reserved": ("reserved", 2**30),
-}  # fmt: skip
+}
 _PREFERENCES = {"rewards/chosen", "rewards/margins", "logps/chosen", "min_reward"}
 _POLICY = {
-    "reward", "reward_std", "kl", "completion_length", "completions/mean_length", "actor/pg_loss", "objective/kl",
-}  # fmt: skip
+    "reward",
+    "reward_std",
+    "kl",
+    "completion_length",
+    "completions/mean_length",
+    "actor/pg_loss",
+    "objective/kl",
+}
 
 
 def figures(text: str) -> dict[str, float]:

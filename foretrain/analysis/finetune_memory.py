@@ -66,14 +66,12 @@ def explain(
     source: LineSource = "estimated" if trace is None else "traced"
     shown = Shown(neediest, memory.context, source, plan.used_by_others_bytes)
     lines, conclusion = reconcile(shown, observed_bytes, process_bytes)
+    estimate = estimated(plan.facts, plan.tune, plan.gpu) if trace is None and plan.facts else None
     phases = []
     for phase in memory.phases:
         symbols = _symbols(plan, phase)
-        if trace is None:
-            assert plan.facts is not None
-            found = _estimated(estimated(plan.facts, plan.tune, plan.gpu), phase.phase, symbols)
-        else:
-            found = _traced(trace, phase, plan, settings)
+        found = _estimated(estimate, phase.phase, symbols) if estimate else []
+        found = found if trace is None else _traced(trace, phase, plan, settings)
         phases.append(_phase(phase, sums(phase, symbols), found))
     return FineTuneExplanation(
         source="estimated" if trace is None else "traced", phase=neediest.phase, phases=tuple(phases), lines=lines,

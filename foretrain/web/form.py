@@ -16,7 +16,6 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field, StrictBool, StrictFloat, StrictInt, StrictStr
 
 from foretrain.advice.rules.base import Goal
-from foretrain.app.finetuning.request import FineTuningRequest
 from foretrain.app.plan import Cards
 from foretrain.app.request import PlanRequest, PretrainingRequest, request_of
 from foretrain.base.errors import ConfigError, UserError
@@ -76,10 +75,9 @@ class Line(NamedTuple):
         """Return what is asked. Raises UserError; ConfigError names every problem of the options."""
         kind, trainer = self.form.kind, self.form.trainer
         if kind != "pretraining":
-            asked = request_of(kind, self.words, self.cards, model=self.model)
-            if isinstance(asked, FineTuningRequest) and asked.asked.source.facts is None:
-                raise unknown(asked.asked.source, "the page traces no model by itself, but the same command does")
-            return asked
+            if kind == "fine-tuning" and self.model and self.model.facts is None:
+                raise unknown(self.model, "the page traces no model by itself, but the same command does")
+            return request_of(kind, self.words, self.cards, model=self.model)
         if self.cards.gpus and trainer == "nanogpt":
             raise UserError("usage.cluster_trainer", value=trainer)
         found = request_of("cards" if self.cards.gpus else kind, self.words, self.cards)

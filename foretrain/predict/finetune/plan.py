@@ -138,7 +138,8 @@ def plan(
     return FineTunePlan(
         name=source.name, where=source.where, facts=facts, config=None if facts else source.config, tune=tune, gpu=gpu,
         counts=answer.counts, available_bytes=room, used_by_others_bytes=used_by_others_bytes,
-        memory=bounded(answer.memory, bound), timing=_timing(source, tune, gpu, prices) if bound == "exact" else None,
+        memory=bounded(answer.memory, bound),
+        timing=_timing(source, tune, gpu, room, prices) if bound == "exact" else None,
         notes=tuple(notes_of(source, tune, gpu, used_by_others_bytes, answer)), bound=bound,
         bounded_by=(*tune.bounded_by, *unplanned),
     )  # fmt: skip
@@ -194,24 +195,27 @@ def with_time(plan: FineTunePlan, before: FineTunePlan) -> FineTunePlan:
     if plan.bound != "exact":
         return plan
     prices = before.timing.prices if before.timing else PRICES
-    return plan.model_copy(update={"timing": _timing(plan.source, plan.tune, plan.gpu, prices)})
+    return plan.model_copy(update={"timing": _timing(plan.source, plan.tune, plan.gpu, plan.available_bytes, prices)})
 
 
 def timed(plan: FineTunePlan, step_s: float, prices: Prices = PRICES) -> FineTunePlan:
     """The same with the seconds of a step in a log."""
-    return plan.model_copy(update={"timing": logged(work_of(plan.source, plan.tune, plan.gpu), step_s, prices)})
+    return plan.model_copy(
+        update={"timing": logged(work_of(plan.source, plan.tune, plan.gpu, plan.available_bytes), step_s, prices)}
+    )
 
 
-def work_of(source: ModelSource, tune: FineTune, gpu: Gpu) -> StepWork | TracedWork:
-    """What a step of a run runs. Raises UserError where that can neither be estimated nor traced."""
+def work_of(source: ModelSource, tune: FineTune, gpu: Gpu, room: int | None) -> StepWork | TracedWork:
+    """What a step of a run runs; `room`: that of its `Answer`, whose trace is kept. Raises UserError where it can
+    neither be estimated nor traced."""
     if source.facts is not None:
         return StepWork(source.facts, tune, gpu)
-    return TracedWork(tune, gpu, trace_alone(source, tune, gpu, None).work)
+    return TracedWork(tune, gpu, trace_alone(source, tune, gpu, room).work)
 
 
-def _timing(source: ModelSource, tune: FineTune, gpu: Gpu, prices: Prices) -> Timing | None:
+def _timing(source: ModelSource, tune: FineTune, gpu: Gpu, room: int | None, prices: Prices) -> Timing | None:
     """That of a card; of a CPU, whose rates for these models nobody has measured, none."""
-    return timing(work_of(source, tune, gpu), prices) if gpu.kind == "cuda" else None
+    return timing(work_of(source, tune, gpu, room), prices) if gpu.kind == "cuda" else None
 
 
 def resolved(source: ModelSource, tune: FineTune, gpu: Gpu) -> FineTune:

@@ -173,9 +173,7 @@ class TracedWork(StepWork):
     @property
     def model_flops(self) -> int:
         """Without what checkpoints and flash attention's backward pass make again."""
-        once = [op for op in self.micro if op.part != "recompute"]
-        again = sum(op.runs * op.flops // 5 for op in once if op.kind == "attention_backward")
-        return self.tune.grad_accum * (flops(once) - again)
+        return self.tune.grad_accum * _made_once([op for op in self.micro if op.part != "recompute"])
 
     def waits_s(self, rates: Rates, work_s: float, host_s: float) -> tuple[float, float, float]:
         return 0.0, 0.0, 0.0
@@ -259,11 +257,15 @@ def _counted(facts: str, tune: str, gpu: str, forward_passes: int) -> int:
     work = StepWork(
         ModelFacts.model_validate_json(facts), FineTune.model_validate_json(tune), Gpu.model_validate_json(gpu)
     )
-    # Two of the five products of flash attention's backward pass make what the forward pass made.
-    fused = (op for op in work.micro if len(op.shape) == 4 and op.kind.endswith("backward"))
-    again = sum(op.runs * op.flops // 5 for op in fused)
     more = forward_passes * flops([op for op in work.micro if op.part == "forward"])
-    return flops(work.micro) - again + more
+    return _made_once(work.micro) + more
+
+
+def _made_once(operations: list[Operation]) -> int:
+    """FLOPs without two of the five products of flash attention's backward pass, which make what the forward pass
+    made."""
+    fused = (op for op in operations if len(op.shape) == 4 and op.kind.endswith("backward"))
+    return flops(operations) - sum(op.runs * op.flops // 5 for op in fused)
 
 
 def timing(work: StepWork, prices: Prices = PRICES) -> Timing | None:

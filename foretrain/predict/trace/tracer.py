@@ -24,7 +24,7 @@ from foretrain.predict.trace.kernels import reductions
 from foretrain.predict.trace.kernels.attention import Attention
 from foretrain.predict.trace.kernels.choices import Choices
 from foretrain.predict.trace.kernels.values import Values
-from foretrain.predict.trace.kernels.work import Work
+from foretrain.predict.trace.kernels.work import MATMULS, Work
 from foretrain.predict.trace.record import Recorder
 from foretrain.predict.trace.subclasses import held_tensors, wraps
 
@@ -51,7 +51,6 @@ class Workspace(NamedTuple):
 Step = int | Result | Workspace
 InKernel = Callable[["Tracer", str, tuple[Any, ...], Any], list[Step]]
 
-MATMULS = {"mm", "addmm", "bmm", "baddbmm"}
 EIGHT_BIT_MATMULS = {"_scaled_mm", "_int_mm"}
 # Backward formulas write into zeros of their own, unless a tensor may be a subclass; under a mode every one may
 # (torch/csrc/autograd/FunctionsManual.cpp, areAnyTensorSubclassLike).

@@ -24,6 +24,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, BitsAndBytesConfig, PreTrai
 from transformers.initialization import no_init_weights
 
 from foretrain.config.finetune.options import FineTune
+from foretrain.config.hub.source import dtype_of as published_dtype
 from foretrain.predict.trace.card.patches import Patches
 from foretrain.predict.trace.traced import StandInError
 from foretrain.predict.trace.tracer import Tracer
@@ -71,11 +72,7 @@ def kind_of(config: Any, written: dict[str, Any], tune: FineTune) -> Any:
 
 
 def dtype_of(written: dict[str, Any], tune: FineTune) -> torch.dtype:
-    text = written.get("text_config")
-    places = [written, *([text] if isinstance(text, dict) else [])]
-    published = [place.get(key) for place in places for key in ("dtype", "torch_dtype")]
-    name = next((str(found) for found in published if found), "float32") if tune.dtype == "auto" else tune.dtype
-    return DTYPES.get(name.removeprefix("torch."), torch.float32)
+    return DTYPES[published_dtype(written) if tune.dtype == "auto" else tune.dtype]
 
 
 def compute_dtype(dtype: torch.dtype, tune: FineTune) -> torch.dtype:

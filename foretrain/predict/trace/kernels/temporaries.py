@@ -17,9 +17,9 @@ from foretrain.predict.software import Software
 from foretrain.predict.trace.card.torch_cuda import Card
 from foretrain.predict.trace.kernels import workspaces
 from foretrain.predict.trace.kernels.reductions import REDUCTIONS, reduction_buffers
+from foretrain.predict.trace.kernels.work import MATMULS
 from foretrain.predict.trace.tracer import (
     EIGHT_BIT_MATMULS,
-    MATMULS,
     InKernel,
     Result,
     Step,

@@ -327,6 +327,25 @@ def test_a_script_of_unsloth_is_read_and_never_run(file: Any, tmp_path: Path, mo
     assert not (tmp_path / "ran").exists()
 
 
+def test_a_notebook_is_read_as_its_code_cells(file: Any) -> None:
+    def cell(kind: str, code: str) -> dict[str, Any]:
+        return {"cell_type": kind, "metadata": {}, "source": code.splitlines(keepends=True)}
+
+    shell = "%%capture\nimport os\nif True:\n    !pip install unsloth \\\n      trl==0.22\n%env A=1"
+    first, rest = SCRIPT.split("model, tokenizer", 1)
+    cells = [
+        cell("markdown", "# FastLanguageModel.from_pretrained('another/model')"), cell("code", shell),
+        cell("code", "%%bash\nfor a in b; do echo $a; done"), cell("code", first),
+        cell("code", f"model, tokenizer{rest}"),
+    ]  # fmt: skip
+    path = file(json.dumps({"cells": cells, "nbformat": 4, "metadata": {"outputs": "x" * 2**19}}), "train.ipynb")
+    assert is_finetune_file(str(path))
+    noted, script = read_file(path), read(SCRIPT, file, "train.py")
+    assert (noted.model, noted.values, noted.unplanned) == (script.model, script.values, script.unplanned)
+    with pytest.raises(UserError, match="no notebook"):
+        read_file(file(json.dumps({"cells": [3]}), "broken.ipynb"))
+
+
 def test_a_script_of_transformers_and_peft(file: Any) -> None:
     found = read(TRANSFORMERS_SCRIPT, file, "train.py")
     f = finetune(found)

@@ -10,8 +10,8 @@ from typing import Any
 
 from foretrain.base.errors import UserError
 from foretrain.config.finetune.options import ASKED, FINETUNE_OPTIONS
-from foretrain.config.finetune.read import FineTuneReading, reading_of, settings_of
-from foretrain.config.finetune.yaml_file import table_of
+from foretrain.config.finetune.read import SCRIPTS, FineTuneReading, reading_of, settings_of
+from foretrain.config.finetune.yaml_file import notebook_code, table_of
 from foretrain.config.hub.facts import ModelSource
 from foretrain.config.hub.source import describes_model, facts_of, names_code, preset_source, repository_in, text_source
 
@@ -32,7 +32,9 @@ class Pasted:
 
 def read_pasted(text: str, name: str) -> Pasted:
     """What a pasted text says; `name` is that of its file, which decides whether it is a script. Raises UserError."""
-    script = name.endswith(".py") or (not name.endswith((".yaml", ".yml", ".json")) and bool(_SCRIPT.search(text)))
+    if name.endswith(".ipynb"):
+        text = notebook_code(text, name)
+    script = name.endswith(SCRIPTS) or (not name.endswith((".yaml", ".yml", ".json")) and bool(_SCRIPT.search(text)))
     keys = table_of(text, name) if not script and text.lstrip().startswith("{") else {}
     if "peft_type" in keys and "model_type" not in keys:
         return _of_adapter(keys, name)

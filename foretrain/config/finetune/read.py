@@ -34,7 +34,8 @@ from foretrain.config.hub.source import (
 )
 
 TELLING = 2  # keys that no other trainer has
-_SUFFIXES = (".yaml", ".yml", ".json", ".py")
+SCRIPTS = (".py", ".ipynb")
+_SUFFIXES = (".yaml", ".yml", ".json", *SCRIPTS)
 # The modules that peft gives an adapter where nobody names them, for families whose facts are known
 # (peft 0.21, utils/constants.py, TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING).
 PEFT_TARGETS = {
@@ -132,7 +133,7 @@ def reading_of(found: FileSettings, model: ModelSource | None, origins: Mapping[
 
 def read_file(path: Path, format: str = "") -> FileSettings:
     """What a trainer's config file says, without looking for its model. Raises UserError."""
-    return settings_of(read_text_of(path), str(path), format, script=path.suffix == ".py", folder=path.parent)
+    return settings_of(read_text_of(path), str(path), format, script=path.suffix in SCRIPTS, folder=path.parent)
 
 
 def settings_of(text: str, source: str, format: str = "", *, script: bool, folder: Path | None = None) -> FileSettings:
@@ -179,7 +180,7 @@ def is_finetune_file(source: str) -> bool:
     path = _path(source)
     if path is None or not _is_config(path):
         return False
-    if path.suffix != ".py":
+    if path.suffix not in SCRIPTS:
         return True
     try:
         table_of_script(read_text_of(path), source)

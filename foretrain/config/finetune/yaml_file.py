@@ -5,6 +5,7 @@ PyYAML is imported when a YAML is read, and not before.
 
 import importlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +15,33 @@ from foretrain.config.checks import value_as_written
 
 MAX_BYTES = 2**18  # the longest recipes have some ten kilobytes
 _PLAIN_TAGS = tuple(f"tag:yaml.org,2002:{each}" for each in ("str", "int", "float", "bool", "null", "seq", "map"))
+MAX_NOTEBOOK_BYTES = 2**24  # with its outputs
+_MAGIC = re.compile(r"^([ \t]*)[%!](?:[^\n]*\\\n)*[^\n]*", re.MULTILINE)
+_OTHER_CELL = re.compile(r"\s*%%(?!capture|time)\w+")  # of a shell, of HTML, a file to write
 MAX_DEPTH, MAX_NODES = 32, 100_000  # nodes: each alias counted with all that it stands for
 
 
 def read_text_of(path: Path) -> str:
-    """The UTF-8 text of a config of some kilobytes. Raises UserError."""
+    """Return the UTF-8 text of a config of some kilobytes, or the Python of a notebook's cells. Raises UserError."""
     try:
+        if path.suffix == ".ipynb":
+            return notebook_code(read_bytes(path, MAX_NOTEBOOK_BYTES).decode("utf-8-sig"), str(path))
         return read_bytes(path, MAX_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise UserError("config.finetune_not_text", path=str(path)) from None
     except OSError as error:
         raise UserError("config.cannot_read", path=str(path), reason=error.strerror or str(error)) from None
+
+
+def notebook_code(text: str, source: str) -> str:
+    """Return the code cells of a notebook, with `pass` where the shell or a magic is called."""
+    try:
+        cells = [each["source"] for each in json.loads(text)["cells"] if each["cell_type"] == "code"]
+        codes = [cell if isinstance(cell, str) else "".join(cell) for cell in cells]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise UserError("config.finetune_not_python", source=source, reason="it is no notebook of Jupyter") from None
+    python = [code for code in codes if not _OTHER_CELL.match(code)]
+    return "\n".join(_MAGIC.sub(r"\1pass", code) for code in python)
 
 
 def table_of(text: str, source: str) -> dict[str, Any]:

@@ -180,7 +180,7 @@ def is_finetune_file(source: str) -> bool:
     path = _path(source)
     if path is None or not _is_config(path):
         return False
-    if path.suffix not in SCRIPTS:
+    if path.suffix != ".py":
         return True
     try:
         table_of_script(read_text_of(path), source)

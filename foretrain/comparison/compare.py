@@ -173,6 +173,7 @@ class Side(Record):
     path: str
     kind: str
     program: str
+    has_settings: bool
     gpu_name: str | None
     speed_source: str | None
     tokens_per_step: int | None
@@ -237,9 +238,9 @@ def compare(subjects: Sequence[Subject]) -> Comparison:
     subjects, scatters = repeats.learned(subjects, found)
     verdicts = tuple(answer(question, subjects, found) for question in QUESTIONS)
     differing = tuple(s for s in found if s.differs)
-    if all(verdict.outcome == "not_comparable" for verdict in verdicts) and not differing:
-        raise UserError("data.nothing_to_compare", one=subjects[0].label, other=subjects[1].label)
     apart = dict.fromkeys(reason for other in subjects[1:] for reason in brought_together(subjects[0], other)[3])
+    if all(verdict.outcome == "not_comparable" for verdict in verdicts) and not differing and not apart:
+        raise UserError("data.nothing_to_compare", one=subjects[0].label, other=subjects[1].label)
     return Comparison(
         sides=tuple(_side(subject) for subject in subjects), differing=differing,
         unknown=tuple(s for s in found if not s.differs), verdicts=verdicts, losses_apart=tuple(apart),
@@ -294,6 +295,7 @@ def _side(subject: Subject) -> Side:
         bits = subject.val.losses[-1]
     return Side(
         label=subject.label, path=subject.path, kind=subject.kind, program=str(subject.settings.get("program", "")),
+        has_settings=any(settings.is_compared(name) for name in subject.settings),
         gpu_name=subject.gpu.name if subject.gpu else None, speed_source=subject.step_source,
         tokens_per_step=subject.tokens_per_step, step_s=step.expected_s if step else None, step_low_s=low,
         step_high_s=high, steady_steps=len(subject.step_times_s),

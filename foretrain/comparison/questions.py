@@ -15,7 +15,7 @@ from pydantic import Field
 from foretrain.base.records import Record
 from foretrain.comparison import settings
 from foretrain.comparison.repeats import SEED_TO_SEED, Interval, are_repeats, assumed, of_differences, of_times, shared
-from foretrain.comparison.settings import Effect, Setting, brought_together
+from foretrain.comparison.settings import Effect, Setting, brought_together, of_text
 from foretrain.comparison.subject import Curve, Subject
 
 Question = Literal["speed", "mfu", "tokens", "flops", "hours", "money", "memory"]
@@ -175,7 +175,7 @@ def learning(axis: Axis) -> Compare:
     def compare(one: Subject, other: Subject) -> Pair | str:
         first, second, basis, _ = brought_together(one, other)
         if basis == "not":
-            return "other_tokens"
+            return "other_tokens" if of_text(one) and of_text(other) else "other_units"
         missing = _lacks(first, second, axis)
         found = None if missing else meet(first, second, axis)
         if found is None:
@@ -296,6 +296,7 @@ def _reason_values(reason: str, subjects: Sequence[Subject]) -> dict[str, Any]:
 
 def _lacking(reason: str, subjects: Sequence[Subject]) -> list[str]:
     lacks: dict[str, Callable[[Subject], bool]] = {
+        "other_units": lambda s: not of_text(s),
         "no_loss": lambda s: not len(s.train) and not len(s.val),
         "no_speed": lambda s: s.tokens_per_s is None,
         "no_mfu": lambda s: s.used is None or s.used.mfu is None,

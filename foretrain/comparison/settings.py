@@ -224,9 +224,14 @@ def brought_together(one: Subject, other: Subject) -> tuple[Subject, Subject, Ba
     return first, second, "bits a byte", different
 
 
+def of_text(subject: Subject) -> bool:
+    """Return whether the losses are those of tokens or bytes, and not of preferences or of a policy."""
+    return {subject.train_unit, subject.val_unit} <= {"nats a token", "bits a byte"}
+
+
 def in_bits(subject: Subject) -> Subject | None:
     per_token = subject.bytes_per_token
-    if subject.val_unit not in ("nats a token", "bits a byte"):
+    if not of_text(subject):
         return None
     if subject.val_unit == "bits a byte" and not per_token:
         return replace(subject, train=Curve())

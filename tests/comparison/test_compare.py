@@ -916,3 +916,18 @@ def test_a_report_plans_on_several_cards_and_names_a_model_whole(tmp_path: Path)
     assert (refused.returncode, "--gpus has no effect" in refused.stderr) == (2, True)
     model = foretrain("compare", "llama-3.1-8b", str(out))
     assert (model.returncode, "is compared by its plan" in model.stderr) == (2, True)
+
+
+def test_losses_of_preferences_and_of_tokens_stay_apart(tmp_path: Path) -> None:
+    runs = []
+    for name, more in (("tokens", {}), ("pairs", {"train/rewards/margins": 0.2}), ("policy", {"eval_reward": 0.4})):
+        rows = [{"step": step, "train/loss": (3 + len(runs)) / step, **more} for step in range(10, 400, 10)]
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text("\n".join(map(json.dumps, rows)))
+        runs.append(of(str(path)))
+    for other in runs[1:]:
+        found = compare([runs[0], other])
+        assert (found.verdict("tokens").reason, found.losses_apart) == ("other_units", ("unit",))
+        text = " ".join(shown(found).split())
+        assert f"the loss of {other.label} is one of preferences" in text
+        assert "repeats of one run" not in text

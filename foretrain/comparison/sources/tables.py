@@ -4,7 +4,7 @@ TensorBoard's values are float32; those of the others are exact.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -22,6 +22,7 @@ from foretrain.comparison.subject import Curve, Subject, curve, exact
 from foretrain.predict.plan import Note
 from foretrain.runs import trackers
 from foretrain.runs.columns import LOSSES, NAMES, column_of, counts_of
+from foretrain.runs.formats.figures import loss_unit
 from foretrain.runs.record import folder_of, source_of
 from foretrain.runs.trackers.tracker import Row, Tracked, without_undone
 
@@ -35,13 +36,15 @@ def claims(path: Path, head: bytes) -> bool:
 def load(given: SourceRequest) -> Subject:
     """Load the table, or several of one run (TensorBoard downloads each curve by itself). Raises UserError."""
     roles: dict[str, dict[int, float]] = {}
+    names: set[str] = set()
     for path in (Path(given.path), *given.tables):
         table = read_table(path, given.own.get("run"))
+        names |= table.columns.keys()
         for role, values in by_step(table, path, given.columns).items():
             roles.setdefault(role, {}).update(values)
     if not any(roles.get(role) for role in LOSSES):
         raise UserError("data.table_no_losses", path=given.path)
-    return subject_of(given, roles)
+    return subject_of(given, roles, names)
 
 
 def by_step(table: Table, path: Path, chosen: Mapping[str, str]) -> dict[str, dict[int, float]]:
@@ -73,11 +76,13 @@ def _values(steps: list[Value], values: list[Value]) -> dict[int, float]:
     return {int(step): value for step, value in pairs if step is not None and 0 <= step < 1e15 and value is not None}
 
 
-def subject_of(given: SourceRequest, roles: dict[str, dict[int, float]]) -> Subject:
+def subject_of(given: SourceRequest, roles: dict[str, dict[int, float]], names: Iterable[str]) -> Subject:
+    """Return a run by its figures. `names`: of all columns, which tell what the loss is."""
     seconds = seconds_of(roles)
     tokens, stated = _tokens_per_step(roles), given.number("tokens_per_step", 1, 10**13)
     times, since = _times(roles, seconds)
     bpb = not roles.get("val_loss") and bool(roles.get("val_bpb"))
+    unit = loss_unit(names) or "nats a token"
     resolved = given.resolved
     config = with_vocabulary(resolved, None) if resolved else None
     per_step = int(stated) if stated else tokens
@@ -90,7 +95,7 @@ def subject_of(given: SourceRequest, roles: dict[str, dict[int, float]]) -> Subj
         step_source="measured" if times else None, used_by_others_bytes=given.held_bytes,
         train=_curve(roles.get("train_loss", {}), seconds),
         val=_curve(roles.get("val_bpb" if bpb else "val_loss", {}), seconds),
-        val_unit="bits a byte" if bpb else "nats a token", notes=_notes(roles),
+        val_unit="bits a byte" if bpb else unit, train_unit=unit, notes=_notes(roles),
         wall_s=max(seconds.values(), default=None),
     )  # fmt: skip
     return with_forecast(subject, config, gpu, resolved.step) if config and resolved else subject
@@ -151,11 +156,12 @@ def load_tracked(given: SourceRequest) -> Subject:
     kept = trackers.read(path, given.own.get("run"))
     step = column_of("step", counts_of(kept.rows), given.columns)
     rows = [_with_one_step(row, step) for row in without_undone(kept.rows, step)] if step else kept.rows
-    roles = by_step(wide(rows, path), path, given.columns)
+    table = wide(rows, path)
+    roles = by_step(table, path, given.columns)
     if not any(roles.get(role) for role in LOSSES):
         raise UserError("data.table_no_losses", path=given.path)
     given = given if given.label else replace(given, label=kept.name)
-    return _with_config(subject_of(given, roles), given, kept)
+    return _with_config(subject_of(given, roles, table.columns), given, kept)
 
 
 def _with_one_step(row: Row, step: str) -> Row:

@@ -74,7 +74,7 @@ def shown(value: Any) -> str:
 
 def _settings(found: Comparison, labels: list[str]) -> tuple[Block, ...]:
     able = [setting for setting in found.differing if setting.matters]
-    blocks: list[Block] = [_headline(able, found.unknown)]
+    blocks: list[Block] = [_headline(able, bool(found.unknown) or not all(side.has_settings for side in found.sides))]
     if able:
         blocks.append(_table_of(able, labels) if len(labels) <= WIDE else _lists_of(able, labels))
     idle = [setting for setting in found.differing if not setting.matters]
@@ -85,12 +85,12 @@ def _settings(found: Comparison, labels: list[str]) -> tuple[Block, ...]:
         able = [s.name for s in found.unknown if s.matters]
         values = {"count": len(found.unknown), "names": listed([*able[:6], *(["…"] if len(able) > 6 else [])])}
         blocks.append(Paragraph(Message("side.unknown" if able else "side.unknown_idle", values), "warn"))
-    if found.losses_apart:
+    if {*found.losses_apart} - {"unit"}:
         blocks.append(Paragraph(Message("side.losses_apart", {"what": list(found.losses_apart)}), "warn"))
     return tuple(blocks)
 
 
-def _headline(able: list[Setting], unknown: tuple[Setting, ...]) -> Paragraph:
+def _headline(able: list[Setting], unknown: bool) -> Paragraph:
     if not able:
         return Paragraph(Message("side.same" if not unknown else "side.same_so_far"))
     present = [group for group in GROUPS if any(setting.group == group for setting in able)]

@@ -59,6 +59,9 @@ _POLICY = {
 }
 
 
+_PREFIX = re.compile(r"^(?:.* - )?(?:(?:train|eval|val)[/_])?")  # of an export's columns: "run - train/reward"
+
+
 def figures(text: str) -> dict[str, float]:
     """Return {key: value} of a printed dictionary; NaN for nan, inf and None. What is not a number is left out."""
     found = {}
@@ -76,7 +79,7 @@ def pairs(text: str) -> dict[str, float]:
 
 def loss_unit(keys: Iterable[str]) -> LossUnit | None:
     """Return the unit of the loss that these figures stand beside, where they tell it."""
-    names = set(keys)
+    names = {_PREFIX.sub("", key) for key in keys}
     return "a preference loss" if names & _PREFERENCES else "a policy loss" if names & _POLICY else None
 
 

@@ -57,13 +57,11 @@ def case_c(*words: str) -> Plan:
 
 @cache
 def advised(*words: str, step: Any = "nanogpt", goal: Any = None) -> Advices:
-    """What is advised for case C, which several tests look at."""
     return advise(case_c(*words), step, goal)
 
 
 @cache
 def large() -> tuple[Plan, Advices]:
-    """A model of 124 million parameters on a card of 4 GB."""
     base = plan(resolve(["gpt2-124m"]).config, find("RTX 3050 Laptop 4GB"), used_by_others_bytes=GIB)
     return base, advise(base, "foretrain")
 
@@ -225,7 +223,6 @@ def test_trace_of_other_matmuls_needs_at_most_what_is_advised(mode: str) -> None
 
 
 def _idle(values: dict[str, float]) -> str:
-    """What `advise` says of fewer eval_iters."""
     from foretrain.advice.record import Idle
     from foretrain.reports.views import advice as advice_view
 

@@ -60,7 +60,6 @@ def shown(found: Comparison, width: int = 80) -> str:
 
 
 def failed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str, code: int) -> str:
-    """The one sentence of a command that must end with this code."""
     monkeypatch.setattr(sys, "argv", ["foretrain", "compare", *words])
     assert cli._run() == code
     out, err = capsys.readouterr()
@@ -312,7 +311,6 @@ def test_steps_count_from_the_start_of_each_process(tmp_path: Path) -> None:
 
 
 def starts(count: int, deviation: float, *, factor: float = 1.0, seed: int = 1, **knobs: object) -> list[Subject]:
-    """Runs of one config whose starts differ by this deviation."""
     rng = random.Random(seed)
     config = tiny(**knobs)
     found = []

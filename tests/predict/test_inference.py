@@ -138,12 +138,10 @@ def test_a_window_caps_what_its_layers_keep() -> None:
 
 
 def fitting(plan: InferencePlan) -> dict[str, Advice]:
-    """The changes that are advised and fit, by the first of their rules."""
     return {change.rules[0]: change for change in advised(plan) if change.effect.verdict == "fits"}
 
 
 def changed(plan: InferencePlan, change: Advice, **options: Any) -> InferencePlan:
-    """The plan with a change added to what was asked."""
     return library.plan_inference(plan.name, plan.gpu.name, **{**options, **change.options})
 
 

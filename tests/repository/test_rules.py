@@ -378,7 +378,6 @@ def _imported(node: ast.AST) -> list[str]:
 
 
 def private_names(tree: ast.AST) -> Iterable[str]:
-    """The private names of foretrain that a module imports, uses or replaces."""
     ours = {
         alias.asname or alias.name
         for node in ast.walk(tree)
@@ -523,7 +522,6 @@ def _collections(statement: ast.stmt) -> Iterable[tuple[str, ast.expr]]:
 
 
 def _texts_in(node: ast.expr) -> set[str]:
-    """The texts that a collection lists: of a dictionary, its keys."""
     members = node.keys if isinstance(node, ast.Dict) else node.elts  # type: ignore[attr-defined]
     return {each.value for each in members if isinstance(each, ast.Constant) and isinstance(each.value, str)}
 

@@ -8,17 +8,15 @@ runs that do not fit, that some set of changes would make fit, and that got no a
 denies. Resumable: finished and traced pairs are kept in --out.
 """
 
-import argparse
 import hashlib
 import json
 import random
 import time
 from collections.abc import Iterator
 from itertools import product
-from pathlib import Path
 from typing import Any
 
-from common import RESULTS, report
+from common import parser_of, report
 
 from foretrain.advice import combine
 from foretrain.advice.advisor import advise, start_of, state_of
@@ -191,10 +189,9 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser = parser_of(__doc__, "advice")
     parser.add_argument("--pairs", type=int, default=500, help="how many random runs")
     parser.add_argument("--exact", type=int, default=0, help="how many of the small eager ones are traced")
-    parser.add_argument("--out", type=Path, default=RESULTS / "advice.json", help="where to write the JSON")
     asked = parser.parse_args()
     before = json.loads(asked.out.read_text("utf-8")) if asked.out.exists() else {}
     known: dict[str, dict[str, Any]] = before.get("rows", {}) if before.get("seed") == SEED else {}

@@ -5,7 +5,9 @@ import json
 import os
 import platform
 import subprocess
+import sys
 import time
+from collections.abc import Iterable
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -54,10 +56,16 @@ def versions() -> dict[str, str]:
     return found
 
 
-def arguments(name: str, description: str, **flags: str) -> argparse.Namespace:
-    """Parse --out FILE; benchmarks/results/NAME.json without it. `flags`: --name switches with their help."""
-    parser = argparse.ArgumentParser(description=description)
+def parser_of(description: str | None, name: str) -> argparse.ArgumentParser:
+    """Return a parser of --out FILE, which is benchmarks/results/NAME.json without it."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=RESULTS / f"{name}.json", help="where to write the JSON")
+    return parser
+
+
+def arguments(name: str, description: str | None, **flags: str) -> argparse.Namespace:
+    """Parse --out FILE. `flags`: --name switches with their help."""
+    parser = parser_of(description, name)
     for flag, help in flags.items():
         parser.add_argument(f"--{flag}", action="store_true", help=help)
     return parser.parse_args()
@@ -70,6 +78,18 @@ def commit() -> str:
     there = ["foretrain", "benchmarks/*.py"]
     differs = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", *there], capture_output=True, check=False)
     return name.stdout.strip() + ("+" if differs.returncode == 1 else "")
+
+
+def console(
+    words: Iterable[str], folder: str | Path = ".", columns: int = 100, *, both: bool = False, **more: str
+) -> str:
+    """Return what a terminal shows of `foretrain WORDS`, run in a folder. `both`: stderr too; `more`: its environment."""
+    environment = {**os.environ, "COLUMNS": str(columns), "NO_COLOR": "1", **more}
+    command, stderr = [sys.executable, "-m", "foretrain", *words], subprocess.STDOUT if both else subprocess.PIPE
+    done = subprocess.run(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=stderr, text=True, check=True
+    )
+    return "\n".join(line.rstrip() for line in done.stdout.rstrip().splitlines())
 
 
 def show(title: str, columns: list[str], rows: list[list[str]]) -> None:

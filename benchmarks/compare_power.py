@@ -157,23 +157,15 @@ def same_pairs(folder: Path, noise: Noise, steps: int, pairs: int = PAIRS) -> di
     return counts
 
 
-def planted(folder: Path, noise: Noise, share: float, steps: int, pairs: int = PAIRS) -> int:
-    """Count pairs in which a step shorter by `share` is found, with the right winner."""
-    found = 0
-    for pair in range(pairs):
-        first = synthetic(2 * pair + 1000, noise, steps=steps)
-        second = synthetic(2 * pair + 1001, noise, steps=steps, step_s=0.5 / (1 + share))
-        found += outcomes(folder, first, second)["speed"] == ("difference", "other")
-    return found
-
-
-def learned(folder: Path, noise: Noise, share: float, steps: int, pairs: int = PAIRS) -> int:
-    """Count pairs in which a loss above its floor that is `share` less is found."""
-    found = 0
-    for pair in range(pairs):
-        first = synthetic(2 * pair + 3000, noise, steps=steps)
-        second = synthetic(2 * pair + 3001, noise, steps=steps, learns=1 - share)
-        found += outcomes(folder, first, second)["tokens"] == ("difference", "other")
+def planted(folder: Path, noise: Noise, share: float, steps: int, pairs: int = PAIRS, question: str = "speed") -> int:
+    """Count pairs in which a step shorter by `share`, or ("tokens") a loss above its floor less by it, is found, with
+    the right winner.
+    """
+    found, speed = 0, question == "speed"
+    changed = {"step_s": 0.5 / (1 + share)} if speed else {"learns": 1 - share}
+    for seed in range(1000 if speed else 3000, (1000 if speed else 3000) + 2 * pairs, 2):
+        first, second = synthetic(seed, noise, steps=steps), synthetic(seed + 1, noise, steps=steps, **changed)
+        found += outcomes(folder, first, second)[question] == ("difference", "other")
     return found
 
 
@@ -238,7 +230,7 @@ def row_of(name: str, steps: int) -> dict[str, Any]:
         return {
             "unlike_lengths": unlike_of(name, steps), "noise": name, "steps": steps, "same": same_pairs(folder, noise, steps),
             "speed_found": {f"{share:.0%}": planted(folder, noise, share, steps) for share in (0.02, 0.03)},
-            "loss_found": {f"{share:.0%}": learned(folder, noise, share, steps) for share in (0.05, 0.1)},
+            "loss_found": {f"{share:.0%}": planted(folder, noise, share, steps, question="tokens") for share in (0.05, 0.1)},
         }  # fmt: skip
 
 

@@ -6,24 +6,18 @@ Runs `foretrain demo --json` in an empty directory and keeps what the README quo
 """
 
 import json
-import subprocess
-import sys
 import tempfile
 import time
 
-from common import arguments, report
+from common import arguments, console, report
 
 
 def main() -> None:
     options = arguments("demo", __doc__ or "")
     with tempfile.TemporaryDirectory() as folder:
         before = time.perf_counter()
-        result = subprocess.run(
-            [sys.executable, "-c", "from foretrain.cli import main; main()", "demo", "--json"],
-            cwd=folder, capture_output=True, text=True, check=True,
-        )  # fmt: skip
+        found = json.loads(console(["demo", "--json"], folder))
         wall_s = time.perf_counter() - before
-    found = json.loads(result.stdout)
     run, comparison = found["run"], found["comparison"]
     keys = ("steps_done", "first_val_loss", "val_loss", "step_s", "tokens_per_s", "mfu", "n_params", "wall_s")
     data = {

@@ -9,7 +9,6 @@ whose operations are grouped as the limit's. The peaks are measured before and a
 group that was quicker than its limit would mean that a peak was badly measured: such groups are named in the result.
 """
 
-import argparse
 import json
 import os
 import sys
@@ -23,7 +22,7 @@ from typing import Any
 
 import torch
 from against_nanogpt import MODELS, RECIPE, TINY, Entry, Model, alternate, entries, machine, results
-from common import RESULTS, versions
+from common import RESULTS, parser_of, versions
 from step_operations import StepOperations, profiled, show_compiled_kernels
 
 from foretrain.config.options import RunConfig
@@ -146,8 +145,7 @@ def _card_row(row: dict[str, Any], gpu: Any, found: Peaks) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=RESULTS / "limit.json")
+    parser = parser_of(__doc__, "limit")
     names = [model.name for model in [*MODELS, TINY]]
     parser.add_argument("--only", nargs="+", choices=names, default=names[:-1], help="these models")
     parser.add_argument("--cards", action="store_true", help="only the cards, from recorded calibrations")

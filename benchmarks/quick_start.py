@@ -7,13 +7,11 @@ import json
 import os
 import re
 import shlex
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
-from common import arguments, report
+from common import arguments, console, report
 
 COMMANDS = (
     "foretrain plan baby --gpu cpu --max_iters=100 --lr_decay_iters=100 --eval_interval=50",
@@ -25,26 +23,14 @@ COMMANDS = (
 )
 
 
-def run(command: str, folder: str) -> tuple[str, float]:
-    """(what a terminal of 100 columns shows, seconds)."""
-    words = [sys.executable, "-m", "foretrain", *shlex.split(command)[1:]]
-    environment = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1", "FORETRAIN_CACHE": str(Path(folder) / ".cache")}
-    before = time.perf_counter()
-    done = subprocess.run(
-        words, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True
-    )
-    return "\n".join(line.rstrip() for line in done.stdout.rstrip().splitlines()), time.perf_counter() - before
-
-
 def main() -> None:
     options = arguments("quick_start", __doc__ or "")
     consoles, seconds = {}, {}
     with tempfile.TemporaryDirectory() as folder:
         for command in COMMANDS:
-            shown, took_s = run(command, folder)
-            verb = command.split()[1]
-            consoles[verb] = f"$ {command}\n{shown}"
-            seconds[verb] = took_s
+            before, (_, verb, *words) = time.perf_counter(), shlex.split(command)
+            shown = console([verb, *words], folder, both=True, FORETRAIN_CACHE=f"{folder}/.cache")
+            seconds[verb], consoles[verb] = time.perf_counter() - before, f"$ {command}\n{shown}"
         record = json.loads((Path(folder) / "first" / "run.json").read_text("utf-8"))
     data = {
         "what": (__doc__ or "").splitlines()[0], "consoles": consoles, "seconds": seconds, "load": round(os.getloadavg()[0], 2),

@@ -6,12 +6,9 @@ The facts are those of examples/real-cases: A's process held 4,464 MiB; C ran ou
 about 2.1 GB. Everything else here is predicted; the owner's torch is unknown.
 """
 
-import os
-import subprocess
-import sys
 from typing import Any
 
-from common import arguments, report
+from common import arguments, console, report
 
 from foretrain.base.units import MIB
 from foretrain.config.resolve import resolve
@@ -63,33 +60,17 @@ def case_c(compiled: bool, others: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def console(*words: str) -> str:
-    command = [sys.executable, "-c", "from foretrain.cli import main; main()", "plan", *words]
-    environment = {**os.environ, "COLUMNS": "108", "NO_COLOR": "1"}
-    shown = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
-    return "\n".join(line.rstrip() for line in shown.rstrip().splitlines())
-
-
-EXPLAIN = [
-    "examples/real-cases/a.py",
-    "--gpu",
-    "RTX 4070",
-    "--explain",
-    "--observed",
-    "6582MiB",
-    "--process",
-    "4464MiB",
-]
-VERDICT = ["examples/real-cases/c.py", "--gpu", "RTX 4070", "--used-by-others", "2.1GB", "--exact"]
+EXPLAIN = "plan examples/real-cases/a.py --gpu 4070 --explain --observed 6582MiB --process 4464MiB"
+VERDICT = "plan examples/real-cases/c.py --gpu 4070 --used-by-others 2.1GB --exact"
 
 
 def main() -> None:
     options = arguments("real_cases", __doc__ or "")
     a = case_a()
     cs = [case_c(compiled, others) for compiled in (True, False) for others in (0, DESKTOP_BYTES)]
-    consoles = {"explain_a": console(*EXPLAIN), "verdict_c": console(*VERDICT).split("\n\nMemory by phase")[0]}
-    data = {"what": (__doc__ or "").splitlines()[0], "a": a, "c": cs, "consoles": consoles}
-    report(options.out, data)
+    explained, judged = (console(words.split(), columns=108) for words in (EXPLAIN, VERDICT))
+    consoles = {"explain_a": explained, "verdict_c": judged.split("\n\nMemory by phase")[0]}
+    report(options.out, {"what": (__doc__ or "").splitlines()[0], "a": a, "c": cs, "consoles": consoles})
 
 
 if __name__ == "__main__":

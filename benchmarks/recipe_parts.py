@@ -12,13 +12,12 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from common import RESULTS, report
+from common import parser_of, report
 from time_to_loss import SEEDS, STEPS, Run, config_of, fingerprint
 
 from foretrain.config.options import RunConfig
@@ -149,10 +148,9 @@ def gains(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "time_to_loss_parts")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--only", nargs="*", choices=CASES, default=list(CASES), help="these parts")
-    parser.add_argument("--out", type=Path, default=RESULTS / "time_to_loss_parts.json", help="where to write the JSON")
     options = parser.parse_args()
     torch.set_num_threads(1)
     keep_memory()  # as the trainer does

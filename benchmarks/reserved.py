@@ -8,15 +8,13 @@ those of the real step on fake CUDA tensors. "needed" is the least memory under 
 out. Finished rows are reused for the same code, so that a stopped run resumes.
 """
 
-import argparse
 import json
 import random
 from collections.abc import Iterator
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-from common import RESULTS, report
+from common import parser_of, report
 
 from foretrain.base.errors import UserError
 from foretrain.config.resolve import from_values
@@ -92,9 +90,8 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "reserved")
     parser.add_argument("--pairs", type=int, default=60)
-    parser.add_argument("--out", type=Path, default=RESULTS / "reserved.json")
     options = parser.parse_args()
     kept = json.loads(options.out.read_text("utf-8")) if options.out.exists() else {}
     code = service.code_digest()

@@ -9,22 +9,18 @@ allocator's reserve and 300 MiB of CUDA context included. `time`: the predicted 
 the same model and tokens (catalogue rates; not measured on a GPU).
 """
 
-import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
-from foretrain.predict.spec import StepSpec
-
-sys.path.insert(0, str(Path(__file__).parent))
-from common import RESULTS, report
+from common import parser_of, report
 
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import Dtype, find
 from foretrain.predict.memory import StepName
 from foretrain.predict.plan import plan
+from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.time import step_time
 from foretrain.predict.trace.forecast import answers_for
 
@@ -76,16 +72,11 @@ def on_cpu(name: str) -> dict[str, Any]:
     return {"config": name, "traced_bytes": truth.traced_bytes, "real_bytes": truth.real_bytes}
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main() -> None:
+    parser = parser_of(__doc__, "small_memory")
     parser.add_argument("--cpu", action="store_true", help="also run 124M for real on the CPU (about 5 GB, minutes)")
     parser.add_argument("--only", nargs="+", choices=CASES, help="these configs")
-    parser.add_argument("--out", type=Path, default=RESULTS / "small_memory.json", help="where to write the JSON")
-    return parser.parse_args()
-
-
-def main() -> None:
-    args = arguments()
+    args = parser.parse_args()
     before = json.loads(args.out.read_text("utf-8")) if args.out.exists() else {"cases": []}
     kept = {found["config"]: found for found in before["cases"] if args.only and found["config"] not in args.only}
     cases = [kept.get(name) or case(name) for name in CASES if name in kept or not args.only or name in args.only]

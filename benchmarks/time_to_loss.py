@@ -20,7 +20,6 @@ Each run is kept in the JSON when it is done, and not done again as long as its 
 after so many; the run that is not done then goes on where it was at the next call.
 """
 
-import argparse
 import fcntl
 import hashlib
 import json
@@ -36,7 +35,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import RESULTS, report
+from common import RESULTS, parser_of, report
 from nanogpt_step import Contestant, Foretrain, NanoGptTraining
 
 from foretrain.config.options import RunConfig
@@ -271,8 +270,7 @@ def table(data: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=RESULTS / "time_to_loss.json", help="where to write the JSON")
+    parser = parser_of(__doc__, "time_to_loss")
     parser.add_argument("--model", choices=MODELS, default="4x128")
     parser.add_argument("--seeds", type=int, nargs="*", default=SEEDS)
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after so many")

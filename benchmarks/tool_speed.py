@@ -10,7 +10,6 @@ cores is done again, once. Bytecode is there, as pip leaves it: without, each pr
 which takes longer than most answers.
 """
 
-import argparse
 import compileall
 import json
 import os
@@ -25,7 +24,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from common import OUTSIDE, RESULTS, Load, report
+from common import OUTSIDE, Load, parser_of, report
 from page_speed import Client, drag, start
 
 import foretrain
@@ -131,11 +130,10 @@ def measured(figure: Figure, until: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "tool_speed")
     parser.add_argument("--only", nargs="+", choices=FIGURES, default=list(FIGURES))
     parser.add_argument("--again", nargs="+", choices=FIGURES, default=[], help="forget what is kept of these")
     parser.add_argument("--seconds", type=float, default=150, help="start no run after this long")
-    parser.add_argument("--out", type=Path, default=RESULTS / "tool_speed.json")
     options = parser.parse_args()
     compile_package()
     until = time.monotonic() + options.seconds

@@ -7,14 +7,13 @@ is read, so that starting foretrain does not count. Then a small model is traine
 """
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from statistics import median
 
-from common import arguments, report
+from common import arguments, console, report
 
 PAIRS = 6
 FORETRAIN = [sys.executable, "-c", "from foretrain.cli import main; main()"]
@@ -39,12 +38,6 @@ TRAIN = [
 def seconds(words: list[str], folder: Path) -> float:
     done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=True)
     return float(done.stdout.rpartition("took ")[2])
-
-
-def console(words: list[str], folder: Path) -> str:
-    environment = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1"}
-    done = subprocess.run([*FORETRAIN, *words], cwd=folder, capture_output=True, text=True, check=True, env=environment)
-    return "\n".join(line.rstrip() for line in done.stdout.rstrip().splitlines())
 
 
 def main() -> None:

@@ -27,7 +27,6 @@ def list_of(mark: str) -> Path:
 
 @cache
 def listed(mark: str) -> frozenset[str]:
-    """The ids of all long or slow tests."""
     return frozenset(list_of(mark).read_text("utf-8").splitlines())
 
 

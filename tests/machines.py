@@ -37,7 +37,6 @@ def busy() -> Iterator[None]:
 
 
 def run(condition: str, words: list[str]) -> int:
-    """pytest's exit code under a condition: a machine's name, `one-core` or `load`."""
     made_up = FILES.get(condition, FILES[USUAL])
     command = [sys.executable, "-m", "pytest", "-m", "not gpu and (long or not slow)", *words]  # the last -m counts
     environment = {**os.environ, VARIABLE: str(made_up), **ARITHMETIC.get(condition, {})}
@@ -51,7 +50,6 @@ def run(condition: str, words: list[str]) -> int:
 
 
 def main() -> int:
-    """0 where the suite passes under all conditions asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
     conditions = [*FILES, "one-core", "load"]
     parser.add_argument(

@@ -1,20 +1,52 @@
 """Jobs in parallel forks of this process, until the time is up. torch is imported once, CUDA by the forks.
 
-Each job's answer is a dict; {"error"} where a fork raises, ends or is too slow.
+Each job's answer is a dict; {"error"} where a fork raises, ends or is too slow. And what the scripts of this folder ask
+for and write alike.
 """
 
+import argparse
 import json
 import os
+import platform
 import signal
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 GRACE_S = 30  # for running jobs to end after the time is up
+
+
+def parser_of(description: str | None, out: str, minutes: float, at_once: int = 0) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path(out))
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--small", action="store_true", help="one or two tiny cases, to try the script")
+    parser.add_argument("--minutes", type=float, default=minutes, help="start no further case after this long")
+    if at_once:
+        parser.add_argument("--only", metavar="PATTERN", default="", help="cases whose name matches")
+        parser.add_argument("--at-once", type=int, default=at_once, help="cases side by side")
+    return parser
+
+
+def head(description: str | None, device: str = "cuda") -> dict[str, Any]:
+    """Return what a document of measurements begins with."""
+    import torch
+
+    card: Any = torch.cuda.get_device_properties(0) if device == "cuda" else None
+    machine = {"gpu": card.name, "memory_bytes": card.total_memory, "sm_count": card.multi_processor_count} if card else {
+        "gpu": "none", "memory_bytes": 0, "sm_count": 0,
+    }  # fmt: skip
+    return {
+        "what": (description or "").splitlines()[0],
+        "date": date.today().isoformat(),
+        "machine": {**machine, "system": f"{platform.system()} {platform.machine()}"},
+        "versions": {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda},
+    }
 
 
 def import_compiler() -> None:

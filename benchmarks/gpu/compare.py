@@ -10,7 +10,6 @@ than the high end of its range) or refused too much (REFUSED: "does not fit" on 
 process took); and, where the allocator's history differs from the trace, the sizes that only one of them has.
 """
 
-import argparse
 import gzip
 import json
 import os
@@ -24,7 +23,7 @@ from foretrain.predict.spec import StepSpec
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from common import report
+from common import parser_of, report
 
 from foretrain.base.installation import installed_torch
 from foretrain.base.units import GIB, MIB
@@ -107,9 +106,8 @@ def compare(row: dict[str, Any], gpu: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "gpu_compared")
     parser.add_argument("results", type=Path)
-    parser.add_argument("--out", type=Path, default=Path("gpu_compared.json"))
     args = parser.parse_args()
     data = json.loads(gzip.decompress(args.results.read_bytes()))
     machine = data["machine"]

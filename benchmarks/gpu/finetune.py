@@ -12,12 +12,10 @@ import argparse
 import functools
 import importlib.util
 import json
-import platform
 import re
 import sys
 import tempfile
 import time
-from datetime import date
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -26,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent))
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 
-from at_once import import_compiler, run_all
+from at_once import head, import_compiler, run_all
 
 from tests.cuda_build.finetuning.cases import Case, cases
 
@@ -60,20 +58,14 @@ def measure(case: Case) -> dict[str, Any]:
 def measure_all(pattern: str, at_once: int, minutes: float) -> dict[str, Any]:
     end = time.monotonic() + minutes * 60
     import_compiler()
-    import torch
-
     if not importlib.util.find_spec(
         "bitsandbytes"
     ):  # whose import asks for the card, which a process that forks must not
         import tests.cuda_build.finetuning.run  # noqa: F401  # once for all forks
     found = run_all({case.name: functools.partial(measure, case) for case in chosen(pattern)}, at_once, end)
-    properties = torch.cuda.get_device_properties(0)
-    versions = {name: metadata.version(name) for name in PACKAGES if importlib.util.find_spec(name)}
-    return {
-        "what": (__doc__ or "").splitlines()[0], "date": date.today().isoformat(),
-        "machine": {"gpu": properties.name, "memory_bytes": properties.total_memory, "sm_count": properties.multi_processor_count},
-        "versions": {"python": platform.python_version(), "cuda": torch.version.cuda, **versions}, "runs": found,
-    }  # fmt: skip
+    document = head(__doc__)
+    document["versions"] |= {name: metadata.version(name) for name in PACKAGES if importlib.util.find_spec(name)}
+    return {**document, "runs": found}
 
 
 def compare(document: dict[str, Any]) -> list[dict[str, Any]]:

@@ -7,7 +7,6 @@ kind of card from recorded/h100_calibration.json. Steps of ways.py read their ba
 of `foretrain train` does ahead.
 """
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from common import RESULTS, report
+from common import RESULTS, parser_of, report
 
 from foretrain.base.units import GIB
 from foretrain.config.checks import launched
@@ -54,8 +53,7 @@ def measured() -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=RESULTS / "gpu_h100_forecasts.json")
+    parser = parser_of(__doc__, "gpu_h100_forecasts")
     args = parser.parse_args()
     recorded = json.loads((HERE / "recorded" / "h100_calibration.json").read_text("utf-8"))
     found = match(recorded["gpu"], 80 * 10**9 / GIB, 132)

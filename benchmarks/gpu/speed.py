@@ -10,7 +10,6 @@ a case raises is written down, and the script goes on; after --minutes no furthe
 of all kinds.
 """
 
-import argparse
 import json
 import os
 import sys
@@ -28,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import torch
-from at_once import error_of, import_compiler, run_all
+from at_once import error_of, import_compiler, parser_of, run_all
 from cases import B1, CHARACTERS, GPT2, A, C, Case
 from common import versions
 
@@ -142,12 +141,7 @@ def calibration_of(cases: list[Case], placement: Placement, deadline: float) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("gpu_speed.json"))
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--small", action="store_true", help="one tiny case, to try the script")
-    parser.add_argument("--minutes", type=float, default=8.0, help="start no further case after this long")
-    args = parser.parse_args()
+    args = parser_of(__doc__, "gpu_speed.json", minutes=8.0).parse_args()
     end, cases = time.monotonic() + args.minutes * 60, SMALL if args.small else CASES
     if not args.small:
         compile_all([*REFERENCES, *cases], args.device, time.monotonic() + args.minutes * 60 / 4)

@@ -10,25 +10,20 @@ compare.py can say which allocation a trace misses. Cases run side by side. For 
 step see speed.py. What a case raises is written down, and the suite goes on.
 """
 
-import argparse
 import functools
 import gzip
 import json
 import os
-import platform
 import re
 import sys
 import time
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from at_once import import_compiler, run_all
+from at_once import head, import_compiler, parser_of, run_all
 from cases import CASES, SMALL, Case
-
-AT_ONCE = 4
 
 
 def measure_memory(case: Case, device: str) -> dict[str, Any]:
@@ -93,16 +88,8 @@ def process_bytes() -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("gpu_suite.json.gz"))
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--small", action="store_true", help="two tiny cases, to try the script")
-    parser.add_argument("--minutes", type=float, default=8.0, help="start no further case after this long")
-    parser.add_argument("--at-once", type=int, default=AT_ONCE, help="cases side by side while memory is measured")
-    parser.add_argument("--only", metavar="PATTERN", default="", help="cases whose name matches")
-    args = parser.parse_args()
+    args = parser_of(__doc__, "gpu_suite.json.gz", minutes=8.0, at_once=4).parse_args()
     import_compiler()  # once for all forks
-    import torch
     from torch._inductor import config as inductor
     from torch._inductor.runtime.benchmarking import benchmarker
 
@@ -116,20 +103,7 @@ def main() -> None:
     memory = run_all(jobs, args.at_once, end)
     missing = {"error": "not measured: no time left"}
     rows = [{**case._asdict(), "memory": memory.get(name, missing)} for name, case in zip(names, cases, strict=True)]
-    cuda = args.device == "cuda"
-    properties = torch.cuda.get_device_properties(0) if cuda else None
-    document = {
-        "what": (__doc__ or "").splitlines()[0], "date": date.today().isoformat(),
-        "machine": {
-            "gpu": properties.name if properties else "none",
-            "memory_bytes": properties.total_memory if properties else 0,
-            "sm_count": properties.multi_processor_count if properties else 0,
-            "system": f"{platform.system()} {platform.machine()}",
-        },
-        "versions": {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda},
-        "benchmarker": type(benchmarker).__name__,
-        "rows": rows,
-    }  # fmt: skip
+    document = {**head(__doc__, args.device), "benchmarker": type(benchmarker).__name__, "rows": rows}
     args.out.write_bytes(gzip.compress(json.dumps(document).encode()))
     print(f"wrote {args.out}")
 

@@ -9,16 +9,13 @@ between nanoGPT's compiled block and the way's in the same round. Tokens are dra
 frequent and many rare ones; both sides read them from the same file.
 """
 
-import argparse
 import json
 import multiprocessing
 import os
-import platform
 import re
 import sys
 import tempfile
 import time
-from datetime import date
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
@@ -28,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import numpy as np
-from at_once import error_of, import_compiler
+from at_once import error_of, head, import_compiler, parser_of
 from cases import MOVED, SENDS
 
 ROUNDS, WARM = 3, 3
@@ -125,9 +122,9 @@ PROFILED = {
 BLOCKS = {"4 × 128": 100, "6 × 384": 50, "tiny": 3}  # per block, 4 by default
 
 
-def chosen(ways: list[Way], pattern: str | None) -> list[Way]:
+def chosen(ways: list[Way], pattern: str) -> list[Way]:
     """Return those whose title has the pattern, each model's with nanoGPT's compiled step for comparison."""
-    found = [way for way in ways if re.search(pattern or "", way.title)]
+    found = [way for way in ways if re.search(pattern, way.title)]
     models = {way.model for way in found}
     return [way for way in ways if way in found or (way.step == "nanogpt" and way.compiled and way.model in models)]
 
@@ -324,31 +321,15 @@ def judged(rows: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("gpu_ways.json"))
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--small", action="store_true", help="two tiny ways, to try the script")
-    parser.add_argument("--only", metavar="PATTERN", help="ways whose title matches, and nanoGPT's of their models")
-    parser.add_argument("--at-once", type=int, default=6, help="ways that compile side by side")
-    parser.add_argument("--minutes", type=float, default=6.0, help="start no further way after this long")
-    args = parser.parse_args()
+    args = parser_of(__doc__, "gpu_ways.json", minutes=6.0, at_once=6).parse_args()
     end = time.monotonic() + args.minutes * 60
     import_compiler()
-    import torch
-
     ways = chosen(SMALL if args.small else WAYS, args.only)
     with tempfile.TemporaryDirectory() as folder:
         tokens(Path(folder))
         rows = measure(ways, args.device, Path(folder), args.at_once, end)
     judged(rows)
-    card = torch.cuda.get_device_properties(0) if args.device == "cuda" else None
-    document = {
-        "what": (__doc__ or "").splitlines()[0], "date": date.today().isoformat(),
-        "machine": {"gpu": card.name if card else "none", "memory_bytes": card.total_memory if card else 0},
-        "versions": {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda},
-        "rows": rows,
-    }  # fmt: skip
-    args.out.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
+    args.out.write_text(json.dumps({**head(__doc__, args.device), "rows": rows}, indent=1) + "\n", "utf-8")
     for row in rows:
         took = (
             f"{row['step_s'] * 1e3:,.2f} ms, {row.get('ratio', 0):.2f} times nanoGPT"

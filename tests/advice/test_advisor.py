@@ -57,13 +57,11 @@ def case_c(*words: str) -> Plan:
 
 @cache
 def advised(*words: str, step: Any = "nanogpt", goal: Any = None) -> Advices:
-    """What is advised for case C, which several tests look at."""
     return advise(case_c(*words), step, goal)
 
 
 @cache
 def large() -> tuple[Plan, Advices]:
-    """A model of 124 million parameters on a card of 4 GB."""
     base = plan(resolve(["gpt2-124m"]).config, find("RTX 3050 Laptop 4GB"), used_by_others_bytes=GIB)
     return base, advise(base, "foretrain")
 
@@ -225,7 +223,6 @@ def test_trace_of_other_matmuls_needs_at_most_what_is_advised(mode: str) -> None
 
 
 def _idle(values: dict[str, float]) -> str:
-    """What `advise` says of fewer eval_iters."""
     from foretrain.advice.record import Idle
     from foretrain.reports.views import advice as advice_view
 
@@ -630,15 +627,9 @@ def test_bad_input_gets_a_sentence(
     assert "Traceback" not in told
 
 
-def test_it_plans_few_configs_and_without_torch() -> None:
+def test_it_plans_few_configs() -> None:
     assert advised().planned <= 60
     assert large()[1].planned <= 60
-    code = "import sys; from foretrain.cli import app\n"
-    code += f"try: app(['advise', {CASE_C!r}, '--gpu', '4070'])\nexcept SystemExit: pass\n"
-    code += "assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
-    import subprocess
-
-    assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0
 
 
 def test_rules_are_ranked_by_what_users_can_afford() -> None:

@@ -36,7 +36,6 @@ def a_plan(name: str = "smollm2-135m", gpu: str = CARD, **options: object) -> Fi
 
 
 def next_command(shown: str) -> list[str]:
-    """The words of the command behind `next`, without the program's name."""
     found = re.search(r"^  next +(foretrain .*?(?:\\\n.*?)*)$", shown, re.MULTILINE)
     assert found is not None, shown
     return shlex.split(found.group(1).replace("\\\n", " "))[1:]

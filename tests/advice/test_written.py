@@ -77,7 +77,6 @@ def test_only_a_run_that_starts_from_gpt2_has_smaller_ones() -> None:
 
 
 def number_of(*rules: str, words: tuple[str, ...] = (str(CASE_C), *CARD)) -> str:
-    """Which entry of the list these rules are."""
     listed = json.loads(foretrain("advise", *words, "--json").stdout)["advised"]
     return next(str(i) for i, advice in enumerate(listed, 1) if advice["rules"] == list(rules))
 

@@ -51,7 +51,6 @@ def figures(rank: int, **more: Any) -> RankFigures:
 
 
 def a_run(path: Path, ranks: Sequence[RankFigures] = (), **more: Any) -> RunDirectory:
-    """A run directory of as many ranks; the fields of its record that `TrainedRun` has are changed to those of `more`."""
     own = [name for name in more if name in TrainedRun.model_fields and name != "step_s"]
     record = {name: more.pop(name) for name in own}
     write_measured_run(path, **more)

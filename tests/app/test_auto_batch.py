@@ -158,7 +158,6 @@ def test_plan_shows_the_choice_and_its_reason() -> None:
 
 
 def shown_by_train(capsys: pytest.CaptureFixture[str], *words: str, resume: bool = False, trial: bool = True) -> str:
-    """What `foretrain train` says on stderr."""
     command_line.train(resolve(list(words)), resume=resume, trial=trial)
     return " ".join(capsys.readouterr().err.split())
 

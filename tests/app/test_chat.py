@@ -47,7 +47,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def typed(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Sets what stdin holds."""
     return lambda text: monkeypatch.setattr("sys.stdin", io.StringIO(text))
 
 
@@ -156,8 +155,6 @@ def test_the_conversation_stays_in_the_context(run: Path, typed: Any) -> None:
 
 
 class Scripted:
-    """A writer that writes what a test wants."""
-
     def __init__(self, pieces: list[str]) -> None:
         self.pieces, self.texts, self.dropped = pieces, list[str](), 0
 

@@ -30,7 +30,6 @@ def uncalibrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_demo_in_short(hasty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def measure_here(dtypes: list[str], *, quiet: bool) -> int:
-        """In this process, where `hasty` makes it short."""
         calibrate("cpu", quick=True, dtypes=dtypes)
         return 0
 

@@ -38,7 +38,6 @@ QUESTIONS = (
 
 @pytest.fixture
 def cache(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where answers are kept, with none yet."""
     monkeypatch.setenv("FORETRAIN_CACHE", str(own_directory / "kept"))
     return own_directory / "kept" / "plans"
 

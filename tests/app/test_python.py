@@ -138,9 +138,7 @@ def test_hostile_names_stay_text_in_a_notebook() -> None:
 
 
 def test_importing_and_listing_costs_no_torch() -> None:
-    code = (
-        "import sys, foretrain; dir(foretrain); assert 'torch' not in sys.modules; assert 'pydantic' not in sys.modules"
-    )
+    code = "import sys, foretrain; dir(foretrain); assert not {'torch', 'pydantic', 'transformers'} & set(sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=REPO).returncode == 0
 
 

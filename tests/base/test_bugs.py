@@ -42,7 +42,6 @@ def leaves(group: Group, before: tuple[str, ...] = ()) -> list[tuple[tuple[str, 
 
 
 def kept(sentence: str) -> str:
-    """The file that a sentence names."""
     found = re.search(r"\S+[/\\]bug-[\w-]+\.txt", sentence)
     assert found, sentence
     return Path(found[0]).read_text("utf-8")

@@ -31,7 +31,6 @@ def start() -> Iterator[Start]:
 
 
 def ends(pid: int) -> bool:
-    """Whether a process is gone within 20 s, or only waits to be counted."""
     end = time.monotonic() + 20
     while time.monotonic() < end:
         listed = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)

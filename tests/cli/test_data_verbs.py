@@ -19,7 +19,6 @@ from tests.kit.data import documents, shards, write_llmc, write_npy, write_shard
 
 
 def run(*words: str) -> str:
-    """The output of a command that works."""
     result = CliRunner().invoke(app, list(words))
     assert result.exit_code == 0, (words, result.output, result.exception)
     return result.output

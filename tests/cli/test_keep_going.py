@@ -131,7 +131,6 @@ def started(*words: str) -> subprocess.Popen[str]:
 
 
 def child_of(parent: subprocess.Popen[str], until: Callable[[], bool]) -> int:
-    """The process id of a supervisor's child, when something has happened."""
     for _ in range(1200):
         time.sleep(0.05)
         if until():

@@ -101,7 +101,6 @@ PLANNED: list[tuple[str, ...]] = [
 def run(
     platform: str, commands: list[tuple[str, ...]], *, first: tuple[str, ...] = (), modules: bool = False
 ) -> list[Any]:
-    """[words, exit code, what was printed] of each command on such a system."""
     imported = sorted({*_modules()} - _needing_torch() - {ON_LINUX}) if modules else []
     asked = {**LACKS[platform], "platform": platform, "commands": commands, "first": first, "imported": imported}
     done = subprocess.run(

@@ -42,7 +42,6 @@ ELSEWHERE = "another-machine"
 
 
 def alive(path: Path, **changes: Any) -> RunDirectory:
-    """A run that this process does: release it."""
     directory = write_run(path, status="running", **changes)
     directory.acquire()
     directory.tell("training", 11)
@@ -50,7 +49,6 @@ def alive(path: Path, **changes: Any) -> RunDirectory:
 
 
 def seen(path: Path) -> LiveRun:
-    """A run as one look shows it."""
     return of_folder(ObservedRun(path))
 
 
@@ -66,7 +64,6 @@ def line(step: int, **more: Any) -> str:
 
 @pytest.fixture
 def ended_process() -> int:
-    """The number of a process that is no more."""
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
     return child.pid
@@ -557,7 +554,6 @@ def terminal(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[i
 
 
 def until(terminal: int, text: bytes) -> bytes:
-    """What the terminal shows until this is there, or it closes."""
     shown, end_s = b"", time.monotonic() + 120
     while text not in shown and time.monotonic() < end_s:
         if select.select([terminal], [], [], 0.1)[0]:

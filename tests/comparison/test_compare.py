@@ -6,7 +6,6 @@ import json
 import math
 import random
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -60,7 +59,6 @@ def shown(found: Comparison, width: int = 80) -> str:
 
 
 def failed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str, code: int) -> str:
-    """The one sentence of a command that must end with this code."""
     monkeypatch.setattr(sys, "argv", ["foretrain", "compare", *words])
     assert cli._run() == code
     out, err = capsys.readouterr()
@@ -312,7 +310,6 @@ def test_steps_count_from_the_start_of_each_process(tmp_path: Path) -> None:
 
 
 def starts(count: int, deviation: float, *, factor: float = 1.0, seed: int = 1, **knobs: object) -> list[Subject]:
-    """Runs of one config whose starts differ by this deviation."""
     rng = random.Random(seed)
     config = tiny(**knobs)
     found = []
@@ -709,17 +706,6 @@ def test_rent_decides_what_is_learned_for_the_money() -> None:
     data = json.loads(foretrain("compare", *words).stdout)
     cheap, dear = (side["cost_per_hour"] for side in data["sides"])
     assert (cheap, dear) == (0.1, 0.4)  # electricity is the owner's
-
-
-def test_comparing_starts_without_torch_or_numpy() -> None:
-    words = ["compare", f"{CASES}/b1.log+{CASES}/b1.py", f"{CASES}/b2.csv+{CASES}/b2.py", "--gpu", "4070"]
-    code = (
-        "import sys\nfrom foretrain.cli import app\n"
-        f"try: app({words!r})\nexcept SystemExit as e: assert e.code in (0, None), e.code\n"
-        "heavy = {'torch', 'numpy', 'safetensors', 'tokenizers'} & set(sys.modules)\nassert not heavy, heavy"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
 
 
 def test_bad_sources_are_one_sentence_and_a_code(

@@ -126,7 +126,6 @@ def test_roles_are_the_modules_that_peft_gives_an_adapter(number: int) -> None:
 
 
 def defaults(config: Any) -> dict[str, Any]:
-    """What transformers fills in, by our names."""
     types = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
     return {"max_positions": config.max_position_embeddings, "sliding": [each == "sliding_attention" for each in types]}
 
@@ -181,7 +180,6 @@ def test_dropout_that_gpt2_does_not_name_is_a_tenth() -> None:
 
 
 def saved_for_backward(module: Any) -> int:
-    """How many tensors a module saves for backward."""
     import torch
 
     saved: list[int] = []

@@ -3,7 +3,7 @@
     python -m tests.cuda_build [--tier large] [--only TEXT] [--minutes 45]
 
 It makes its own environment in build/cuda-truth/ (about 6 GB, once), measures every case there, traces it here, and
-writes benchmarks/results/cuda_build.json and a table beside it. What is done is kept case by case: after Ctrl-C or a
+writes benchmarks/results/cuda_build.json. What is done is kept case by case: after Ctrl-C or a
 change of the code only what that change decides is done again.
 """
 
@@ -39,8 +39,6 @@ class Stopped(Exception):
 
 
 class Run:
-    """Measures and traces side by side, each in one process, and shows how far it is."""
-
     def __init__(self, wanted: list[Any], minutes: float) -> None:
         self.cases = wanted
         self.started, self.seconds = time.monotonic(), minutes * 60
@@ -150,7 +148,6 @@ class Run:
 
 
 def kept(case: Any) -> Path:
-    """Where a case's measurement is kept: under its options, the driver, and the code that it runs."""
     what = [case.knobs, case.dtype, case.step, case.compiled, measuring_code()]
     key = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:24]
     return HOME / "measured" / f"{key}.json.gz"
@@ -184,7 +181,6 @@ def _is_said_only(node: ast.AST) -> bool:
 
 
 def read(case: Any) -> dict[str, Any] | None:
-    """What was measured of a case; None where it was not, or the file is damaged."""
     try:
         return json.loads(gzip.decompress(kept(case).read_bytes()))
     except (OSError, EOFError, ValueError):
@@ -202,7 +198,6 @@ def was_killed(case: Any) -> bool:
 
 
 def rows(run: Run) -> list[compare.Row]:
-    """Every case that was measured and traced, compared."""
     found = []
     for case in run.cases:
         measured = read(case)
@@ -269,8 +264,7 @@ def main() -> int:
     if run.stop.is_set():
         return 1
     found = rows(run)
-    text = compare.table(found)
-    print(text)
+    print(compare.table(found))
     if args.only or args.seed is not None:
         return 0
     document = {
@@ -280,17 +274,14 @@ def main() -> int:
     if not args.cases_only:
         document["trainer"] = trainer.rows(lambda text: print(text, file=sys.stderr, flush=True))
         document["pytest_gpu"] = pytest_on_card()
-        print(trainer.table(document["trainer"]), document["pytest_gpu"], sep="\n")
-        text += "\n" + trainer.table(document["trainer"]) + f"\n`pytest -m gpu`: {document['pytest_gpu']}\n"
+        print(*map(compare.told, document["trainer"]), document["pytest_gpu"], sep="\n")
     out = args.out or RESULTS / ("cuda_build.json" if args.tier == "default" else f"cuda_build_{args.tier}.json")
     out.write_text(json.dumps({**document, "rows": found}, indent=1) + "\n", "utf-8")
-    out.with_suffix(".md").write_text(text, "utf-8")
-    print(f"wrote {out} and {out.with_suffix('.md').name}")
+    print(f"wrote {out}")
     return 0
 
 
 def _quietly(work: Any, run: Run) -> None:
-    """A thread's work; what ends it ends the other one, too."""
     try:
         work()
     except Stopped:

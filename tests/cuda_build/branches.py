@@ -63,7 +63,6 @@ class Branches:
         self._without_states += sum(not optimizer.state.get(parameter) for parameter in trained)
 
     def record(self) -> Record:
-        """As plain values."""
         return {
             "answers": {place: sorted(answers) for place, answers in sorted(self._answers.items())},
             "optimizer_steps": self._steps, "states": sorted(self._states), "without_states": self._without_states,

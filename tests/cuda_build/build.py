@@ -32,7 +32,6 @@ class BuildError(RuntimeError):
 
 
 def packages_of(python: Path) -> Path:
-    """The site-packages folder that holds a Python's torch."""
     code = "import importlib.util as u; print(u.find_spec('torch').origin)"
     found = subprocess.run([python, "-c", code], capture_output=True, text=True)
     if found.returncode:
@@ -51,7 +50,6 @@ def wanted(packages: Path) -> set[str]:
 
 
 def stub_patterns() -> list[str]:
-    """The names of driver/stubs.txt."""
     lines = (DRIVER / "stubs.txt").read_text().splitlines()
     return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
 
@@ -100,7 +98,6 @@ def build(python: Path, folder: Path) -> list[str]:
 
 
 def _output(*words: str | Path) -> str:
-    """What a tool prints. Raises BuildError with its last words when it fails."""
     try:
         done = subprocess.run(words, capture_output=True, text=True)
     except FileNotFoundError:

@@ -21,11 +21,7 @@ ALLOCATED_LIMIT = 0.001  # beyond these a case is listed
 ESTIMATE_LIMIT = 0.01
 Row = dict[str, Any]
 
-
-HEAD = [
-    "| case | allocated MiB | trace | furthest phase | estimate | reserved MiB | trace | furthest phase | estimate |",
-    "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-]
+BYTES = ("allocated_bytes", "reserved_bytes")
 
 
 def origin(what: str | None, versions: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -38,7 +34,6 @@ def origin(what: str | None, versions: Mapping[str, str] | None = None) -> dict[
 
 
 def card() -> Gpu:
-    """The RTX 4070, which the driver shows."""
     return match("NVIDIA GeForce RTX 4070", 12281 / 1024, 46)
 
 
@@ -58,7 +53,7 @@ def compared(case: Any, measured: dict[str, Any]) -> Row:
     found = [replay(trace).phases for trace in service.traces(requests(case))]
     real = {name: phase for name, phase in measured["phases"].items() if name in {p.phase for p in found[0]}}
     row["phases"] = {}
-    for what in ("allocated_bytes", "reserved_bytes"):
+    for what in BYTES:
         highest = max(phase[what] for phase in real.values())
         # Where only a card can say which of two traces is its own, the nearer one is: the fake card's choice is by chance.
         answers = [max(getattr(p, what) for p in phases if p.phase in real) for phases in found]
@@ -70,7 +65,6 @@ def compared(case: Any, measured: dict[str, Any]) -> Row:
 
 
 def estimates(row: Row) -> Row:
-    """What the estimate says of a measured case, over the phases that it ran."""
     c = launched(row["knobs"])
     memory = estimated(StepSpec.of(c, card(), row["step"], dtype=row["dtype"], compiled=row["compiled"])).memory
     phases = [phase for phase in memory.phases if phase.phase in row["phases"]["allocated_bytes"]]
@@ -87,7 +81,6 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 def spread(errors: Sequence[float]) -> dict[str, float]:
-    """Of signed errors: median, 99th percentile and worst of their sizes, and the furthest below."""
     sizes = [abs(error) for error in errors]
     return {
         "median": median(sizes), "p99": quantile(sizes, 0.99), "worst": max(errors, key=abs), "lowest": min(errors),
@@ -127,41 +120,18 @@ def _share(wanted: Any) -> float:
     return sum(answers) / len(answers)
 
 
-def stands_out(row: Row) -> bool:
-    """Whether a case is listed by name: it failed, or is not as exact as a case should be."""
-    if "error" in row:
-        return True
-    return abs(row["allocated_bytes"]["error"]) > ALLOCATED_LIMIT or row["reserved_bytes"]["error"] != 0
+def off(row: Row) -> float:
+    """Return how far a case is off; a failed one further than any other."""
+    return math.inf if "error" in row else max(abs(row[what]["error"]) for what in BYTES)
 
 
-def line(row: Row, empty: int, more: Sequence[str] = ()) -> str:
-    """A case's line of Markdown: both errors, and `more`; of one that failed why, and so many `empty` cells."""
+def told(row: Row, key: str = "error") -> str:
     if "error" in row:
-        return f"| {row['name']} | {row['error'][:90]} |{' |' * empty}"
-    a, r = row["allocated_bytes"], row["reserved_bytes"]
-    cells = [f"{a['real'] / 2**20:.1f}", f"{a['error']:+.3%}", f"{r['real'] / 2**20:.0f}", f"{r['error']:+.3%}", *more]
-    return f"| {row['name']} | {' | '.join(cells)} |"
+        return f"{row['name']}: {row['error'][:110]}"
+    return f"{row['name']}: allocated {row['allocated_bytes'][key]:+.3%}, reserved {row['reserved_bytes'][key]:+.3%}"
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Markdown: the summary, then every case, those that stand out first."""
-    lines = [
-        "| | cases | allocated: median, p99, worst | reserved to the byte | reserved: worst | estimate: median, worst |"
-    ]
-    lines.append("| --- | --- | --- | --- | --- | --- |")
-    for mode, s in summary(rows).items():
-        if "allocated" in s:
-            a, e = s["allocated"], s["estimate_allocated"]
-            lines.append(
-                f"| {mode} | {s['cases']} ({s['failed']} failed) | {a['median']:.4%}, {a['p99']:.3%}, {a['worst']:+.3%} | "
-                f"{s['reserved_to_the_byte']:.1%} | {s['reserved']['worst']:+.2%} | {e['median']:.2%}, {e['worst']:+.2%} |"
-            )
-    lines += [
-        "",
-        "| case | allocated MiB | error | reserved MiB | error | estimate |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    for row in sorted(rows, key=lambda row: not stands_out(row)):
-        estimate = [] if "error" in row else [f"{row['estimate_allocated']['error']:+.2%}"]
-        lines.append(line(row, 4, estimate))
-    return "\n".join(lines) + "\n"
+    """Return a line for each case, those that are furthest off last, and how many are met."""
+    counts = {mode: {key: found[key] for key in ("cases", "failed")} for mode, found in summary(rows).items()}
+    return "\n".join([*map(told, sorted(rows, key=off)), f"{counts}"])

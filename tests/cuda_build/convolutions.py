@@ -163,7 +163,6 @@ def random_row(draw: random.Random) -> dict[str, Any] | None:
 
 
 def tensors(row: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Its input, weight and output, of no memory."""
     spatial, kernel = len(row["x"]) - 2, row["weight"][-1]
     out = (row["x"][-1] + 2 * row["padding"] - kernel) // row["stride"] + 1
     last = torch.channels_last if spatial == 2 else torch.channels_last_3d

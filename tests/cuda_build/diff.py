@@ -49,7 +49,6 @@ def differences(real: list[int], traced: list[int]) -> list[tuple[int, int, list
 
 
 def where(trace: Trace, position: int) -> str:
-    """Phase, op and module of an event of a trace."""
     if position >= len(trace.events):
         return "end"
     event = trace.events[position]
@@ -60,12 +59,10 @@ def where(trace: Trace, position: int) -> str:
 
 
 def shown(values: list[int]) -> str:
-    """Sizes with how often they follow each other."""
     return " ".join(f"{v:+,}" for v in values[:12]) + (f" … {len(values)}" if len(values) > 12 else "")
 
 
 def _of_grid(name: str) -> tuple[Any, Trace | None]:
-    """What was measured of a case of grid.py, and its trace."""
     case: Any = next((c for c in cases("large") if c.name.startswith(name)), None)
     measured = case and read(case)
     return measured, service.traces(compare.requests(case))[0] if measured else None

@@ -103,7 +103,6 @@ def on_the_build() -> None:
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """How many were decided wrongly, by whom and on which side."""
     tried = [row for row in rows if "survived" in row]
     found: dict[str, Any] = {"pairs": len(tried), "failed": len(rows) - len(tried)}
     for who in ("traced", "estimated"):

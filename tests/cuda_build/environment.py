@@ -60,7 +60,6 @@ def make(say: Say, *, finetuning: bool = False) -> None:
 
 
 def driver_digest() -> str:
-    """A hash of the driver's source."""
     digest = hashlib.sha256()
     for path in sorted(DRIVER.iterdir()):
         digest.update(path.read_bytes())

@@ -66,7 +66,6 @@ class Still(Watch):
 def run(
     job: dict[str, Any], knobs: dict[str, Any], device: str, watch: Watch, *, compiled: bool, share: Any = None
 ) -> Branches:
-    """A run on a device; of one rank of many where `share` shares its model."""
     with Branches() as branches:
         config = launched(knobs)
         where = torch.device(device)

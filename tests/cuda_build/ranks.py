@@ -4,7 +4,7 @@
 
 Every rank is a process with a card of its own, in a real NCCL group whose library does nothing. Each also runs small on
 the CPU, in a gloo group, where values are real; the host must take the same branches. What is done is kept case by case
-in build/cuda-truth/. Writes benchmarks/results/cuda_build_ranks.json and a table beside it.
+in build/cuda-truth/. Writes benchmarks/results/cuda_build_ranks.json.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from foretrain.predict.spec import StepSpec
 from foretrain.predict.trace import service
 from foretrain.predict.trace.service import Request, TraceUnavailable
 from tests.cuda_build.__main__ import measuring_code
-from tests.cuda_build.compare import HEAD, card, origin, spread
+from tests.cuda_build.compare import BYTES, card, origin, spread, told
 from tests.cuda_build.environment import HOME, PYTHON, EnvironmentError, make, on_the_card
 from tests.cuda_build.grid import LLAMA, REPO
 
@@ -37,7 +37,6 @@ RESULT = REPO / "benchmarks" / "results" / "cuda_build_ranks.json"
 SECONDS = 900  # a case that takes longer is ended
 WATCHDOG_SECONDS = 0.1  # torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp, kWatchdogThreadSleepMillis
 ALLOCATED_LIMIT, RESERVED_LIMIT = 0.005, 0.03  # beyond these a case fails
-BYTES = ("allocated_bytes", "reserved_bytes")
 Row = dict[str, Any]
 
 
@@ -105,7 +104,6 @@ def cases() -> list[Case]:
 
 
 def spec_of(case: Case) -> StepSpec:
-    """The step that a case runs."""
     config = RunConfig(**{**case.knobs, "compile": False})
     return StepSpec.of(config, card(), dtype=case.dtype, compiled=False, sharing=case.sharing)  # type: ignore[arg-type]
 
@@ -118,7 +116,6 @@ def requests(case: Case) -> list[Request]:
 
 
 def kept(case: Case) -> Path:
-    """Where a case's measurement is kept: under what decides it."""
     what = [case.knobs, case.dtype, asdict(case.sharing), case.keeps, measuring_code(Path(__file__))]
     key = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:24]
     return HOME / "ranks" / f"{key}-{case.rank}.json.gz"
@@ -218,7 +215,6 @@ def measure(job: dict[str, Any], rank: int, folder: str) -> dict[str, Any]:
 
 
 def measured(wanted: Sequence[Case]) -> None:
-    """Measures what is not kept yet, in a process of the CUDA build."""
     waiting: dict[str, dict[str, Any]] = {}
     for case in wanted:
         if not kept(case).exists():
@@ -242,7 +238,6 @@ def measured(wanted: Sequence[Case]) -> None:
 
 
 def row(case: Case) -> Row:
-    """A case, measured and traced."""
     found: Row = {"name": case.name}
     try:
         real = json.loads(gzip.decompress(kept(case).read_bytes()))
@@ -293,23 +288,8 @@ def _harmless(branch: str, case: Case) -> bool:
 
 
 def fails(each: Row) -> bool:
-    """Whether a case was not met."""
     limits = zip(BYTES, (ALLOCATED_LIMIT, RESERVED_LIMIT), strict=True)
     return "error" in each or any(abs(each[what]["error"]) > limit for what, limit in limits)
-
-
-def line(each: Row) -> str:
-    """A case's line of Markdown."""
-    if "error" in each:
-        return f"| {each['name']} | {each['error'][:110]} | | | | | | |"
-    cells = []
-    for what, digits in zip(BYTES, (1, 0), strict=True):
-        found = each[what]
-        cells += [
-            f"{found['real'] / 2**20:,.{digits}f}", f"{found['error']:+.3%}", f"{found['worst_phase']:+.3%}",
-            f"{found['estimate_error']:+.2%}",
-        ]  # fmt: skip
-    return f"| {each['name']} | {' | '.join(cells)} |"
 
 
 def main() -> int:
@@ -346,14 +326,13 @@ def main() -> int:
     except TraceUnavailable as error:
         print(error, file=sys.stderr)
     rows = [row(case) for case in wanted]
-    print("\n".join([*HEAD, *map(line, rows)]))
+    print("\n".join(map(told, rows)))
     if not args.only:
         write(origin(__doc__), rows)
     return int(any(map(fails, rows)))
 
 
 def write(document: dict[str, Any], rows: list[Row]) -> None:
-    """The results, and their table beside them."""
     good = [each for each in rows if "error" not in each]
     found = {
         "cases": len(rows), "failed": sum(map(fails, rows)), "buckets_kept": sum(each.get("kept", False) for each in rows),
@@ -364,7 +343,6 @@ def write(document: dict[str, Any], rows: list[Row]) -> None:
         "rows": rows,
     }  # fmt: skip
     RESULT.write_text(json.dumps({**document, **found}, indent=1) + "\n", "utf-8")
-    RESULT.with_suffix(".md").write_text("\n".join([*HEAD, *map(line, rows)]) + "\n", "utf-8")
     print(f"wrote {RESULT}")
 
 

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.cuda_build import compare
 from tests.cuda_build.environment import HOME, PYTHON, on_the_card
 from tests.cuda_build.grid import REPO
 
@@ -39,7 +38,6 @@ Row = dict[str, Any]
 
 
 def rows(say: Callable[[str], None]) -> list[Row]:
-    """Every case, trained and planned. A run that fails is a row with its error."""
     folder = HOME / "trainer"
     shutil.rmtree(folder, ignore_errors=True)
     _tokens(folder / "data")
@@ -60,7 +58,6 @@ def rows(say: Callable[[str], None]) -> list[Row]:
 
 
 def _tokens(folder: Path) -> None:
-    """A data set as nanoGPT prepares it: random tokens."""
     folder.mkdir(parents=True)
     draw = random.Random(0)
     for name, count in (("train", 60_000), ("val", 20_000)):
@@ -76,7 +73,6 @@ def _last_json(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 
 def _trained(words: list[str], folder: Path) -> dict[str, Any]:
-    """{phase: peaks} of a run on the card, as its record has them."""
     settings = {key: value for key, value in RUN.items() if not any(word.startswith(f"--{key}=") for word in words)}
     command = [
         PYTHON, "-m", "foretrain", "train", *words, *(f"--{key}={value}" for key, value in settings.items()),
@@ -106,10 +102,3 @@ def _row(name: str, planned: dict[str, Any], trained: dict[str, Any]) -> Row:
         ours, real = (max(side[phase][what] for phase in both) for side in (planned, trained))
         row[what] = {"predicted": ours, "real": real, "error": ours / real - 1}
     return row
-
-
-def table(found: list[Row]) -> str:
-    """Markdown."""
-    lines = ["| foretrain train | allocated MiB | error | reserved MiB | error |", "| --- | --- | --- | --- | --- |"]
-    lines += [compare.line(row, 3) for row in found]
-    return "\n".join(lines) + "\n"

@@ -35,7 +35,6 @@ def problem(call, *args, **options) -> UserError:
 
 
 def everything(folder: Path, split: str) -> np.ndarray:
-    """All ids of a split as numpy and the standard library read them."""
     if (folder / "dataset.json").is_file():
         return ids_of(folder, split)
     paths = sorted(p for p in folder.iterdir() if split in p.name and p.suffix in (".npy", ".bin"))

@@ -4,8 +4,6 @@ import io
 import json
 import math
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -349,11 +347,6 @@ def test_the_command_answers_on_one_screen_and_in_json(text_file: Path, monkeypa
     assert foretrain("eval", "out", "--text", "t.txt", "--device=cpu", "--quiet").stderr == ""
     newest = sorted(Path("out/checkpoints").iterdir())[-1]
     assert foretrain("eval", str(newest), "--text", "t.txt", "--device=cpu").returncode == 0
-
-
-def test_help_waits_for_no_torch() -> None:
-    code = "import sys, foretrain.cli.commands.eval; print({'torch', 'numpy', 'lm_eval'} & set(sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
 
 
 def test_progress_is_shown_where_somebody_watches(text_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,6 @@ def by_metric(scores: tuple[TaskScore, ...]) -> dict[tuple[str, str], tuple[floa
 
 
 def of_lm_eval(folder: str, include_path: Path) -> tuple[TaskScore, ...]:
-    """What lm-eval itself says of a Hugging Face folder, by its own front door."""
     import lm_eval
     from lm_eval.tasks import TaskManager
 

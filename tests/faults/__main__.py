@@ -47,7 +47,6 @@ RESULTS = {"pr": REPO / "build" / "faults.json", "nightly": REPO / "benchmarks" 
 
 
 def experiment(name: str) -> Callable[[int, int], dict[str, Any]]:
-    """The function of this name, which takes a count and a seed."""
     return next(getattr(module, name) for module in MODULES if hasattr(module, name))
 
 

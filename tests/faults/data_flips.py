@@ -71,7 +71,6 @@ def _refused(check: Check, path: Path, right: Any) -> bool | None:
 
 
 def _verified(path: Path) -> bool:
-    """Whether `foretrain data verify` finds it too."""
     try:
         return bool(verify(read_info(path.parent), threads=1).problems)
     except UserError as error:

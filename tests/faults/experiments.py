@@ -116,7 +116,6 @@ def sigterm(count: int, seed: int) -> Counts:
 
 
 def _state(**changes: Any) -> Any:
-    """A state with moments, as after some steps."""
     torch.set_num_threads(1)
     state = build(tiny(dropout=0.1, **changes), torch.device("cpu"), torch.float32, compile=False)
     idx = torch.arange(16).repeat(4, 1)
@@ -282,5 +281,4 @@ def _resumed_smaller(go: Any, step: int) -> dict[str, str]:
 
 
 def prepare() -> None:
-    """The data that all of them train on, in the current folder."""
     write_dataset(harness.DATA)

@@ -120,7 +120,6 @@ def key_at_random(chance: random.Random) -> str:
 
 
 def _literal(text: str, suffix: str, chance: random.Random) -> str:
-    """A value as it stands in a file: bare, or between quotes."""
     bare = text in NUMBERS or text.lower() in ("true", "false") or text[:1] in "[{("
     if bare != (chance.random() < 0.1):
         lower = suffix == ".toml" and text in ("True", "False")
@@ -139,7 +138,6 @@ def _lines(suffix: str, chance: random.Random) -> str:
 
 
 def _changed_value(text: str, suffix: str, chance: random.Random) -> str:
-    """One assignment of a real config with another value."""
     lines = text.splitlines()
     places = [i for i, line in enumerate(lines) if "=" in line and not line.lstrip().startswith("#")]
     place = chance.choice(places)
@@ -172,7 +170,6 @@ def _torn(text: str, suffix: str, chance: random.Random) -> bytes:
 
 
 def _file(number: int, chance: random.Random) -> tuple[str, bytes]:
-    """(name, contents) of a config file."""
     draw = chance.random()
     if draw < 0.3:
         suffix = chance.choice((".toml", ".py"))
@@ -188,7 +185,6 @@ def _file(number: int, chance: random.Random) -> tuple[str, bytes]:
 
 
 def _override(chance: random.Random) -> tuple[tuple[str, ...], str]:
-    """(words, what they say as key=value)."""
     key = key_at_random(chance)
     value = value_for(key, chance)
     typed = key.replace("_", "-") if chance.random() < 0.2 else key

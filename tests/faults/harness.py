@@ -105,7 +105,6 @@ def result_of(work: Callable[[], Any]) -> Any:
 
 
 def kill_at(call: int, counts: Callable[[str, Path], bool] = lambda call, path: True) -> files.Watcher:
-    """A watcher that kills this process before the `call`-th call that counts."""
     seen = 0
 
     def watcher(name: str, path: Path, size_bytes: int) -> None:
@@ -118,7 +117,6 @@ def kill_at(call: int, counts: Callable[[str, Path], bool] = lambda call, path: 
 
 
 def of_checkpoints(call: str, path: Path) -> bool:
-    """Whether a call on files is part of a save."""
     return "checkpoints" in path.parts
 
 

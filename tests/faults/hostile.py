@@ -78,7 +78,6 @@ HARMLESS = {
 
 
 def _sized() -> Iterator[Hostile]:
-    """What would take memory or time."""
     deep = 20_000
     for name, text in {
         "power": "n_layer = 9 ** 9 ** 9",
@@ -143,7 +142,6 @@ def _sized() -> Iterator[Hostile]:
 
 
 def _encoded() -> Iterator[Hostile]:
-    """The same code and values in other encodings, and bytes that are none."""
     for name in (
         "utf-16",
         "utf-16-be",
@@ -286,7 +284,6 @@ def _bait() -> None:
 
 
 def attempts() -> list[Hostile]:
-    """All of them."""
     found = [_file(f"code {name}", f"{text}\n", refused=True) for name, text in CODE.items()]
     found += [_file(f"harmless {name}", f"{text}\n", refused=False) for name, text in HARMLESS.items()]
     found += [

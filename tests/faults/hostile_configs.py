@@ -86,7 +86,6 @@ _guards: list[Guard] = []
 
 
 def guard() -> Guard:
-    """The one of this fork."""
     if not _guards:
         _guards.append(Guard())
     return _guards[0]
@@ -110,7 +109,6 @@ def warm_up() -> None:
 
 
 def one(number: int) -> dict[str, Any]:
-    """What comes of one attempt, in a folder of its own."""
     attempt, home = hostile.attempts()[number], Path.cwd()
     verb = ("train",) if number % 5 == 4 else ("plan", "--gpu=4070", "--json")
     folder = Path(f"hostile-{number}")

@@ -52,7 +52,6 @@ def _lay(payload: Payload) -> None:
 
 
 def _seconds() -> float:
-    """Of the processor, of this process and its children."""
     own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
 

@@ -28,8 +28,6 @@ def _enough(*_: Any) -> Any:
 
 
 def _strict(text: str) -> Any:
-    """JSON as other programs read it, without NaN."""
-
     def refuse(word: str) -> Any:
         raise ValueError(f"{word} is no JSON")
 
@@ -37,7 +35,6 @@ def _strict(text: str) -> Any:
 
 
 def run(words: tuple[str, ...]) -> tuple[int, str, str]:
-    """(exit code, stdout, stderr) of the command line in this process; training stops before it makes its folder."""
     stop = (
         mock.patch("foretrain.app.training.ready.directory_of", _enough)
         if words[0] == "train"
@@ -49,7 +46,6 @@ def run(words: tuple[str, ...]) -> tuple[int, str, str]:
 
 
 def fate_of(case: Case) -> dict[str, Any]:
-    """What came of a case: accepted, refused, or what must not be; `why` says more."""
     for name, data in case.files.items():
         Path(name).write_bytes(data)
     try:
@@ -115,7 +111,6 @@ def fuzzed_configs(count: int, seed: int) -> dict[str, Any]:
 
 
 def shown(case: Case) -> list[str]:
-    """The words of a case, and the files cut short, for a report of what went wrong."""
     files = [f"{name}: {data[:300]!r}" for name, data in case.files.items()]
     return [ascii(word)[:200] for word in case.words] + files
 

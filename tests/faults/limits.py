@@ -73,13 +73,11 @@ def _work(
 
 
 def limit_memory() -> None:
-    """A gibibyte of address space beyond what the process has now."""
     most = psutil.Process().memory_info().vms + MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 
 def free_memory() -> None:
-    """The limit taken away again, for what is no trial."""
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
 

@@ -123,7 +123,6 @@ def _python(data: bytes) -> dict[str, Any] | None:
 
 
 def _number(value: Any) -> float | int | None:
-    """The number that a value is; None for what is none. A text of digits is one, as on a command line."""
     if isinstance(value, bool):
         return None
     if isinstance(value, str):
@@ -138,7 +137,6 @@ def _number(value: Any) -> float | int | None:
 
 
 def _alone(key: str, value: Any) -> str | None:
-    """What is wrong with one value."""
     if key in (*SIZES, *COUNTS):
         if key == "batch_size" and isinstance(value, str) and value.strip().lower() == "auto":
             return None

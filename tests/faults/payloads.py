@@ -75,7 +75,6 @@ def _zip(names: dict[str, bytes], way: int = zipfile.ZIP_STORED) -> bytes:
 
 
 def _ckpt(data: bytes) -> bytes:
-    """A pickle as torch.save puts it into its zip."""
     return _zip({"archive/data.pkl": data, "archive/version": b"3\n", "archive/byteorder": b"little"})
 
 
@@ -202,7 +201,6 @@ def _datasets() -> Iterator[Payload]:
 
 
 def _sources() -> Iterator[Payload]:
-    """What `prepare` reads."""
     for name, data in (("bomb.parquet", bad_files.bomb), ("page.parquet", bad_files.huge_page), ("pickled.parquet", b"PAR1" + EVIL + struct.pack("<I", len(EVIL)) + b"PAR1"), ("deep.jsonl", b'{"text": ' + NESTED.encode() + b"}\n"),
                        ("bomb.txt.gz", lambda: gzip.compress(bytes(2**28), 9)), ("bomb.jsonl.gz", lambda: gzip.compress(b" " * 2**28, 9)), ("pickle.jsonl", EVIL), ("lists.jsonl", lambda: b'{"text": "a", "x": [' + b"[]," * 4_000_000 + b"[]]}\n"), ("zip.txt", _zip({"../x": b"a"}))):  # fmt: skip
         yield Payload(
@@ -314,5 +312,4 @@ def _trained() -> Iterator[Payload]:
 
 
 def payloads() -> list[Payload]:
-    """All of them."""
     return [*_checkpoints(), *_safetensors(), *_datasets(), *_sources(), *_records(), *_trained()]

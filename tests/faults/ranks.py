@@ -43,7 +43,6 @@ def train(peers: Peers, config: RunConfig, strategy: str, data: str, folder: str
 
 
 def _digest(folder: Path) -> dict[str, Any]:
-    """Weights and moments after the last step."""
     found: dict[str, torch.Tensor] = {}
     path, skipped = checkpoint.newest_valid(folder)
     assert path == checkpoint.path_of(folder, STEPS)

@@ -116,7 +116,6 @@ class Soak:
                 time.sleep(1)
 
     def save(self, **values: Any) -> None:
-        """Everything so far: what was done to the run, and what comes of it."""
         document = {"hours": self.hours, "every_s": self.every_s, **values, "faults": self.faults}
         (self.work / "soak.json").write_text(json.dumps(document))
         write(self.work, self.out)

@@ -79,13 +79,11 @@ def full_disk(run: Watch, chance: random.Random) -> Note:
 
 
 def no_descriptors(run: Watch, chance: random.Random) -> Note:
-    """No file can be opened, until a save has met that."""
     with _limit(run.living, resource.RLIMIT_NOFILE, 3):
         return _hold(run)
 
 
 def read_only(run: Watch, chance: random.Random) -> Note:
-    """The folder of checkpoints cannot be written to, until a save has met that (needs the right to mount)."""
     folder = str(run.checkpoints)
     subprocess.run(["mount", "--bind", folder, folder], check=True)
     try:

@@ -38,7 +38,6 @@ class Watch:
         return child
 
     def cpu_s(self) -> float:
-        """Processor seconds that the child has used; 0 where there is none now."""
         try:
             words = Path(f"/proc/{self.child}/stat").read_text().rpartition(")")[2].split()
         except OSError:
@@ -56,7 +55,6 @@ class Watch:
         self.save_cpu_s = (at[-1] - at[0]) / saves
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The last lines of metrics.jsonl."""
         try:
             with (self.path / "metrics.jsonl").open("rb") as file:
                 file.seek(max(0, file.seek(0, 2) - 4000))
@@ -72,7 +70,6 @@ class Watch:
         return lines
 
     def last_step(self) -> int:
-        """The last step that is logged; -1 where none is."""
         return max((line["step"] for line in self.metrics() if line["kind"] == "step"), default=-1)
 
     def resumed(self) -> list[int]:
@@ -80,11 +77,9 @@ class Watch:
         return [event["values"]["step"] for event in self.events() if event["id"] == "resumed"]
 
     def failed_saves(self) -> int:
-        """How many saves the disk has refused so far."""
         return sum(event["id"] == "save_failed" for event in self.events())
 
     def saves(self) -> int:
-        """How many saves have gone well so far."""
         return sum(event["id"] == "saved" for event in self.events())
 
     def events(self) -> list[dict[str, Any]]:
@@ -113,13 +108,11 @@ class Watch:
         raise TimeoutError("the run did not come back")
 
     def look(self) -> dict[str, Any]:
-        """Processes as they are now."""
         child = self.child
         return {"supervisor": process(self.supervisor), "child": process(child) if child else None}
 
 
 def process(pid: int) -> dict[str, Any] | None:
-    """Resident bytes, open files and CPU seconds of a process."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
         stat = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()

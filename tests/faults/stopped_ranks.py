@@ -70,7 +70,6 @@ def stopped_ranks(count: int, seed: int) -> dict[str, Any]:
 
 
 def _listens(run: Path, ranks: list[Any]) -> bool:
-    """Once this start of a run has made a step; False where it has ended before."""
     before, end = _lines(run), time.monotonic() + kit.MOST_S
     while time.monotonic() < end and all(process.exitcode is None for process in ranks):
         if _lines(run) > before:

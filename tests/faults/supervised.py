@@ -60,7 +60,6 @@ class Forked:
 
 
 def command_line(words: list[str]) -> int:
-    """The exit code of foretrain's command line in this process."""
     log = os.open("log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -84,8 +83,6 @@ def _as_here(threads: int) -> None:
 
 
 def _start(*more: str, threads: int = THREADS, forget: bool = False, **changes: Any) -> int:
-    """A process of its own that runs `train`; its id."""
-
     def work() -> int:
         if forget:
             os.environ["FORETRAIN_CACHE"] = f"forgotten-{os.getpid()}"

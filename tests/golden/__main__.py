@@ -32,7 +32,6 @@ INPUTS = ("examples", "tests/data/machines", "tests/data/field")
 
 
 def main() -> int:
-    """The exit code."""
     args = _arguments()
     wanted = (one for one in listed() if not one.kept_as)
     cases = [
@@ -172,7 +171,6 @@ def _run(who: str, tree: Path, results: Path, inputs: Path, cases: list[Case], a
 
 
 def _runner(tree: Path, results: Path, inputs: Path, group: str, scratch: Path, at_once: int) -> subprocess.Popen[str]:
-    """A process that runs the cases of a group in a tree."""
     machine = inputs / "repo" / "tests" / "data" / "machines" / "intel.json"
     command = [
         sys.executable, "-m", "golden.runner", "--tree", str(tree), "--inputs", str(inputs), "--results", str(results),
@@ -192,7 +190,6 @@ def _progress(who: str, done: int, all_: int, name: str, seconds: float) -> None
 
 
 def _verdict(base: Path, mine: Path, cases: list[Case], args: argparse.Namespace) -> int:
-    """Print what differs; the exit code."""
     found: list[Difference] = []
     undone: list[str] = []
     for one in cases:

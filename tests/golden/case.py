@@ -31,7 +31,6 @@ class Case:
 
     @property
     def command(self) -> str:
-        """The word after which cases are counted."""
         return self.name.split()[0]
 
 

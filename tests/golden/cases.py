@@ -114,7 +114,6 @@ cpu_threads = 1
 
 
 def _toy() -> dict[str, str | bytes]:
-    """A dataset in nanoGPT's layout with something to learn, and the config of a run of a second."""
     draw, token = random.Random(SEED), 0
     files: dict[str, str | bytes] = {"tiny.toml": TINY}
     for split, count in (("train", 4000), ("val", 1000)):
@@ -310,7 +309,6 @@ def _advises() -> Iterator[Case]:
 
 
 def nanogpt_log(times_ms: list[float], evaluate: int = 0) -> str:
-    """What nanoGPT's train.py prints."""
     lines = ["tokens per iteration will be: 524,288", "number of parameters: 40.56M"]
     for i, ms in enumerate(times_ms):
         if evaluate and i % evaluate == 0:
@@ -521,7 +519,6 @@ def _helps() -> Iterator[Case]:
 
 
 def _errors() -> Iterator[Case]:
-    """Bad input of every kind: the sentence and the exit code."""
     lines = (
         "nonsense", "plam gpt2-124m", "plan gpt2-125m --gpu 4070", "plan gpt2-124m --gpu 4075", "plan", "plan --gpu 4070",
         "plan gpt2-124m --gpu 4070 --batchsize=4", "plan gpt2-124m --gpu 4070 --batch_size=0",
@@ -614,7 +611,6 @@ ASKED_PLANS: tuple[dict[str, Any], ...] = (
 
 
 def _serves() -> Iterator[Case]:
-    """What the page asks, and what it is refused."""
     start = (("GET", "/api/start"), ("GET", "/"), ("GET", "/main.js"), ("GET", "/nothing"), ("GET", "/api/plan"))
     for language in ("en", "ar", "hi"):
         yield case(

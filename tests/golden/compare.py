@@ -39,7 +39,6 @@ class Declared:
     figures: float | None = None
 
     def allows(self, found: Difference) -> bool:
-        """Whether it names this difference."""
         pairs = ((self.case, found.case), (self.path, found.path), (self.old, found.old), (self.new, found.new))
         if not all(re.search(pattern, text) for pattern, text in pairs):
             return False
@@ -103,7 +102,6 @@ NOISE = re.compile(
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], *, measured: bool) -> list[Difference]:
-    """Where two results of one case differ, in reading order."""
     name = old["case"]
     before, after = (_readable(result, measured=measured) for result in (old, new))
     return [Difference(name, path, *sides) for path, *sides in _walk(before, after, "")]
@@ -183,7 +181,6 @@ class _Lines(list[str]):
 
 
 def _figures(value: Any, measured: bool, key: str = "") -> Any:
-    """Without the figures of a machine, where the case is measured."""
     if not measured:
         return value
     if key in DIGESTS:

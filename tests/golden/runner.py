@@ -46,7 +46,6 @@ def environment(tree: Path, machine: Path, home: Path) -> dict[str, str]:
 
 
 def folder_of(case: Case) -> str:
-    """Where a case runs: a name of one length, as lines are wrapped by it."""
     return hashlib.sha256(case.name.encode()).hexdigest()[:8]
 
 
@@ -86,7 +85,6 @@ def main() -> int:
 
 
 def result_file(results: Path, case: Case) -> Path:
-    """Where what a case gave is kept."""
     return results / f"{digest(case)}.json"
 
 
@@ -181,7 +179,6 @@ def _digest(path: Path) -> str:
 
 
 def _content(path: Path) -> dict[str, Any]:
-    """Text as it stands, anything else by its digest; the rights, as some files are for their owner only."""
     data = path.read_bytes()
     rights = oct(path.stat().st_mode & 0o777)
     if len(data) <= TEXT_BYTES:
@@ -231,7 +228,6 @@ def _stepped(step: Step, base: Path, *, light: bool) -> dict[str, Any]:
 
 
 def _called(step: Step) -> int:
-    """The exit code of what a step does."""
     if step.python:
         try:
             exec(compile(step.python, "<step>", "exec"), {"__name__": "__main__"})
@@ -273,7 +269,6 @@ def _served(step: Step, home: Path) -> dict[str, Any]:
 
 
 def _runs(answers: list[dict[str, Any]]) -> list[str]:
-    """The ids of the runs that the page listed."""
     listed = next((one["answer"] for one in answers if one["request"] == "GET /api/runs"), {})
     return [run["id"] for run in listed.get("runs", ())]
 
@@ -319,7 +314,6 @@ def _sent(origin: str, token: str, method: str, path: str, body: Any) -> dict[st
 
 
 def lines_of(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
-    """What a runner says while it runs."""
     assert process.stdout
     for line in process.stdout:
         with contextlib.suppress(ValueError):

@@ -15,8 +15,6 @@ UUIDS = ["GPU-0aaa", "GPU-0bbb", "GPU-1ccc"]
 
 
 class ThreeCards(FakeNvml):
-    """Cards that differ in what is used on them: 1, 2 and 3 GiB."""
-
     def __init__(self) -> None:
         super().__init__("NVIDIA GeForce RTX 4070", 12, 5888)
 

@@ -27,7 +27,6 @@ class AppleGpu:
     told: list[str] = field(default_factory=list)
 
     def put(self, patch: pytest.MonkeyPatch) -> "AppleGpu":
-        """In the place of torch's own functions."""
         backend: dict[str, Any] = {
             "is_built": lambda: True, "is_available": lambda: True, "get_name": lambda: self.name,
             "get_core_count": lambda: self.cores, "is_macos_or_newer": lambda *version: self.macos >= version,

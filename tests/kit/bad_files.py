@@ -14,7 +14,6 @@ CORRUPT = {"data.source_corrupt", "data.source_truncated", "data.source_memory",
 
 
 def parquet_bytes(column: Any = None, name: str = "text", **settings: Any) -> bytes:
-    """A Parquet file of one column."""
     import io
 
     import pyarrow as pa
@@ -84,7 +83,6 @@ def huge_page() -> bytes:
 
 
 def bad_texts() -> Iterator[tuple[str, bytes, set[str]]]:
-    """(file name, contents, ids): JSON lines, text, and packed files."""
     import pyarrow as pa
 
     blank = (b" " * (2**20 - 1) + b"\n") * 260
@@ -120,7 +118,6 @@ def _flipped(data: bytes) -> bytes:
 
 
 def write_all(folder: Path) -> dict[Path, set[str] | None]:
-    """Every bad file below a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     made: dict[Path, set[str] | None] = {}
     for name, data, ids in bad_parquets():

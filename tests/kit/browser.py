@@ -47,7 +47,6 @@ SETTLED = """() => new Promise(done => {
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """A playwright Browser."""
     playwright = pytest.importorskip("playwright.sync_api")
     with playwright.sync_playwright() as started:
         playwright.expect.set_options(timeout=PATIENCE_MS)
@@ -69,7 +68,6 @@ def settled(page: Any) -> None:
 
 
 def violations(page: Any) -> list[dict[str, Any]]:
-    """All that axe-core finds on a page."""
     axe = pytest.importorskip("axe_playwright_python")
     page.evaluate((resources.files(axe) / "axe.min.js").read_text("utf-8"))
     return page.evaluate("axe.run()")["violations"]
@@ -96,7 +94,6 @@ def usable(page: Any, width: int) -> None:
 
 @contextlib.contextmanager
 def opened(browser: Browser, link: str, **options: Any) -> Iterator[Page]:
-    """A fresh tab at the link; fails on any console message or failed request but those that are looked for."""
     page, wrong = tab(browser, **options), []
     page.on("console", lambda message: wrong.append(message.text))
     page.on("pageerror", lambda error: wrong.append(str(error)))

@@ -38,7 +38,6 @@ def hasty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def made_up_calibration(
     flop_per_s: float = 1e11, bytes_per_s: float = 1e10, steps: tuple[StepTime, ...] = ()
 ) -> Calibration:
-    """A device that does everything at the same rates."""
     kernels = []
     for kind in ("matmul", "matmul_input", "matmul_weight"):
         shapes = ((512, 384, 128), (2048, 1536, 384), (64, 64, 64))

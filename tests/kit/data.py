@@ -83,12 +83,10 @@ def _split(folder: Path, name: str, found: list[np.ndarray], shard_tokens: int, 
 
 
 def shards(folder: Path, count: int = 100, seed: int = 0, **options: object) -> Path:
-    """A small dataset of ours."""
     return write_shards(folder, {"train": documents(count, seed), "val": documents(30, seed + 1000)}, **options)  # type: ignore[arg-type]
 
 
 def ids_of(folder: Path, split: str) -> np.ndarray:
-    """All tokens of a split of ours, read without foretrain."""
     index = json.loads((folder / INDEX).read_text())
     parts = [np.fromfile(folder / s["file"], index["dtype"]) for s in index["splits"][split]["shards"]]
     return np.concatenate(parts)
@@ -101,7 +99,6 @@ def llmc_bytes(ids: np.ndarray, magic: int = 20240520, version: int = 1) -> byte
 
 
 def write_npy(folder: Path, seed: int = 0) -> Path:
-    """build-nanogpt's layout, by numpy itself."""
     folder.mkdir(parents=True, exist_ok=True)
     random = np.random.default_rng(seed)
     for name, count in (("val_000000", 300), ("train_000001", 1000), ("train_000002", 400)):
@@ -110,7 +107,6 @@ def write_npy(folder: Path, seed: int = 0) -> Path:
 
 
 def write_llmc(folder: Path, seed: int = 0, magic: int = 20240520, version: int = 1) -> Path:
-    """modded-nanogpt's names."""
     folder.mkdir(parents=True, exist_ok=True)
     random = np.random.default_rng(seed)
     for name, count in (("val_000000", 300), ("train_000001", 1000), ("train_000002", 400)):

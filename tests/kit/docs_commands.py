@@ -37,7 +37,6 @@ class Command:
 
 
 def commands() -> list[Command]:
-    """Every command of every page, in order."""
     found = []
     for page in PAGES:
         for block in _BLOCK.finditer(page.read_text("utf-8")):

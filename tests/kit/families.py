@@ -41,7 +41,6 @@ def large(model: torch.nn.Module, by: float = 0.1, head_by: float | None = None)
 
 
 def theirs(config: RunConfig, **changes: Any) -> Any:
-    """transformers' model of a config, with weights of its own."""
     transformers = pytest.importorskip("transformers")
     values = family_of(config).write_config(config, None)
     made = getattr(transformers, values["architectures"][0])
@@ -164,7 +163,6 @@ def assert_weights_come_in_and_go_out(config: RunConfig) -> tuple[RunConfig, Run
 
 
 def started_from_a_run(config: RunConfig) -> RunConfig:
-    """The config of a run that starts from this one's end, with its weights."""
     train(config)
     found, model = loaded(f"./{config.out_dir}")
     assert_same(
@@ -175,14 +173,12 @@ def started_from_a_run(config: RunConfig) -> RunConfig:
 
 
 def problems(**values: Any) -> Any:
-    """What is wrong with these values of a config."""
     with pytest.raises(ConfigError) as error:
         from_values(values)
     return error.value.problems
 
 
 def why_not_started(**values: Any) -> str:
-    """Why ./theirs cannot be started from."""
     (found,) = problems(init_from="./theirs", **values)
     assert found.id == "config.init_from_unusable"
     return found.values["reason"]

@@ -38,7 +38,6 @@ def small(name: str, **other: int) -> dict[str, Any]:
 
 
 def source_of(config: dict[str, Any], name: str = "small") -> ModelSource:
-    """A source of such a config."""
     return ModelSource(name=name, where=name, config=config, facts=None)
 
 

@@ -39,14 +39,12 @@ def fresh() -> Iterator[None]:
 
 
 def traced_on_cpu(config: dict[str, Any], tune: FineTune) -> Trace:
-    """The trace of a run on fake CPU tensors."""
     with fresh(), tracing(None, compiled=False) as session, standins.stood_in(session.tracer, card=False):
         Run(config, tune, CPU, session.tracer, session.names).go()
     return session.tracer.record.finish()
 
 
 def real_peaks(config: dict[str, Any], tune: FineTune) -> tuple[int, int]:
-    """The same run for real: the highest sum of the CPU allocator's blocks, with and without what only a CPU takes."""
     tracer = Tracer("cpu")  # never entered: it only takes the calls that mark phases
     with fresh(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
         Run(config, tune, CPU, tracer, Names(tracer)).go()
@@ -54,7 +52,6 @@ def real_peaks(config: dict[str, Any], tune: FineTune) -> tuple[int, int]:
 
 
 def compare(config: dict[str, Any], tune: FineTune) -> Truth:
-    """Trace a run and do it."""
     loop_of(tune)  # imported before anything is traced
     traced = max(peak for peak, _ in traced_on_cpu(config, tune).peaks().values())
     everything, tensors = real_peaks(config, tune)

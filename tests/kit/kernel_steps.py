@@ -40,7 +40,6 @@ def lstm() -> None:
 
 
 def gru() -> None:
-    """Both directions, with dropout between layers."""
     with torch.backends.cudnn.flags(enabled=False):
         model = nn.GRU(64, 128, num_layers=2, bidirectional=True, dropout=0.1).to("cuda")
         _learn(lambda x: model(x)[0], 20, 16, 64)
@@ -79,7 +78,6 @@ def counted_embedding() -> None:
 
 
 def sorts() -> None:
-    """Short rows, one long one, several and many long ones; keys of two, four and eight bytes."""
     for shape in ((1000,), (64, 500), (100_000,), (64, 5000), (256, 5000)):
         for dtype in (torch.bfloat16, torch.float32, torch.int64):
             torch.zeros(shape, dtype=dtype, device="cuda").sort(dim=-1)
@@ -88,7 +86,6 @@ def sorts() -> None:
 
 
 def rolls() -> None:
-    """Of a contiguous tensor and of one that is not, along one dimension, two and three, and along all as one."""
     x = torch.randn(64, 48, 32, device="cuda")
     for each in (x, x.transpose(0, 1)):
         each.roll(3, 1)
@@ -106,7 +103,6 @@ def _ids(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
 
 
 def bags() -> None:
-    """Sums, means and maxima of rows: few and many, of a small table and a large one, weighted, by short indices."""
     for mode in ("sum", "mean", "max"):
         for bags, rows in ((125, 5000), (1024, 30_000), (1024, 100)):
             F.embedding_bag(_ids(bags, 8), _weight(rows, 64), mode=mode).square().sum().backward()
@@ -190,7 +186,6 @@ def sums() -> None:
 
 
 def other_convolutions() -> None:
-    """Transposed, along one and three dimensions, of single channels, strided, in half precision, channels last."""
     image, half = (4, 16, 32, 32), torch.bfloat16
     last = torch.ones(*image, device="cuda").to(memory_format=torch.channels_last).requires_grad_()
     for call in (
@@ -268,7 +263,6 @@ def _zero() -> Tensor:
 
 
 def inference() -> None:
-    """Without autograd, which takes ops apart: products, attention and a loss, plain and under autocast."""
     model = nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)).to("cuda")
     for enabled in (False, True):
         with torch.inference_mode(), torch.autocast("cuda", torch.bfloat16, enabled=enabled):

@@ -76,13 +76,11 @@ def child(work: str) -> processes.Child:
 
 
 def main(parent: processes.Parent, work: str) -> None:
-    """In that process."""
     with pretending():
         web_child.main(parent, work)
 
 
 def forget() -> None:
-    """What was kept of the files is read again."""
     for kept in (messages.table_of, messages.texts):
         kept.cache_clear()
 

@@ -27,7 +27,6 @@ Events = Iterable[tuple[str, Any, int]]
 
 
 def lifetimes_of(events: Events) -> tuple[Lifetimes, list[Hashable]]:
-    """The lifetimes, and the name of each storage by its number."""
     made: list[int] = []
     sizes: list[int] = []
     names: list[Hashable] = []
@@ -60,8 +59,6 @@ def lifetimes_of(events: Events) -> tuple[Lifetimes, list[Hashable]]:
 
 @dataclass(frozen=True)
 class Played:
-    """A replay, and the bytes after each birth and death."""
-
     replay: Replay
     allocated_bytes: list[int]
     reserved_bytes: list[int]
@@ -70,7 +67,6 @@ class Played:
 def played(
     events: Events, settings: Settings | None = None, limit_bytes: int | None = None, *, physical: bool = False
 ) -> Played:
-    """Events, replayed."""
     allocated: list[int] = []
     reserved: list[int] = []
 
@@ -97,7 +93,6 @@ def export(
     *,
     physical: bool = False,
 ) -> dict[str, Any]:
-    """Events as a snapshot; `labels` by the events' own names."""
     lifetimes, names = lifetimes_of(events)
     label = lambda id: labels.get(names[id]) or Label(str(names[id]))  # noqa: E731
     return snapshot_of(lifetimes, label, settings, limit_bytes, physical=physical)

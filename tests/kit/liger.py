@@ -19,7 +19,6 @@ from torch import Tensor
 
 
 def values(x: Tensor) -> Any:
-    """The memory of a tensor, as numpy has it."""
     return x.detach().numpy()
 
 
@@ -51,7 +50,6 @@ class RMSNorm(torch.autograd.Function):
 
 
 def silu(x: Any) -> tuple[Any, Any]:
-    """The function and its derivative."""
     s = 1 / (1 + np.exp(-x))
     return x * s, s * (1 + x * (1 - s))
 
@@ -95,7 +93,6 @@ class Rope(torch.autograd.Function):
 
 
 def turned(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
-    """In place where it lies token by token, each half of a head by the other."""
     x = x.transpose(1, 2).contiguous()
     v, half = values(x), x.shape[-1] // 2
     c, s = values(cos)[:, :, None, :half], sign * values(sin)[:, :, None, :half]
@@ -166,7 +163,6 @@ class FusedLinearCrossEntropy(torch.autograd.Function):
 
 
 def causal_loss(states: Tensor, weight: Tensor, labels: Tensor, items: Any) -> Tensor:
-    """LigerForCausalLMLoss."""
     labels = torch.nn.functional.pad(labels, (0, 1), value=-100)
     shifted = labels[..., 1:].contiguous()
     total: Any = FusedLinearCrossEntropy.apply(states.view(-1, states.shape[-1]), weight, shifted.view(-1))

@@ -12,7 +12,6 @@ DTYPES: tuple[Any, ...] = ("bfloat16", "float32", "float16")
 
 
 def pretraining(n: int) -> foretrain.Plan:
-    """A shape, a recipe and a dtype of its own, eager and compiled in turn."""
     recipe = RECIPES[n % 4]
     own: dict[str, Any] = {"bias": n % 8 == 0, "dropout": 0.1 * (n % 8 == 4)} if recipe == "nanogpt" else {}
     return foretrain.plan(
@@ -22,7 +21,6 @@ def pretraining(n: int) -> foretrain.Plan:
 
 
 def finetuning(n: int) -> foretrain.FineTunePlan:
-    """LoRA, QLoRA and all weights."""
     return foretrain.plan_finetune(
         ("smollm2-135m", "qwen2.5-0.5b")[n % 2], method=("lora", "qlora", "full")[n % 3], gpu="RTX 4090",
         batch_size=1 + n, seq_len=128 * (1 + n),
@@ -30,7 +28,6 @@ def finetuning(n: int) -> foretrain.FineTunePlan:
 
 
 def cards(n: int) -> foretrain.ClusterPlan:
-    """Two cards and more."""
     return foretrain.plan_cluster(
         "baby", gpus=f"{2 + n} x RTX 3090", n_layer=2 + n, n_head=2, n_embd=64, block_size=64, batch_size=2 + n,
         gradient_accumulation_steps=2 + n, compile=n % 2 == 0,
@@ -38,7 +35,6 @@ def cards(n: int) -> foretrain.ClusterPlan:
 
 
 def inference(n: int) -> foretrain.InferencePlan:
-    """Several formats."""
     name, weights = ("smollm2-135m", "qwen3-0.6b")[n % 2], ("bf16", "q4_0", "int8")[n % 3]
     return foretrain.plan_inference(name, gpu="RTX 3060", weights=weights)
 

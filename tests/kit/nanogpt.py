@@ -52,7 +52,6 @@ def trained_model(steps: int = 2, **changes: object) -> TrainState:
 
 
 def held_by_nanogpt(state: TrainState, prefix: str = "") -> dict[str, Any]:
-    """What nanoGPT's train.py saves, as it makes it."""
     return {
         "model": OrderedDict((prefix + name, value) for name, value in state.model.state_dict().items()),
         "optimizer": state.optimizer.state_dict(),

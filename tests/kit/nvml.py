@@ -6,8 +6,6 @@ from foretrain.base.units import GIB
 
 
 class FakeNvml:
-    """NVML as the binding shows it, with one card."""
-
     class NVMLError(Exception):
         pass
 

@@ -30,7 +30,6 @@ ATTENTION = {
 
 
 def counted(config: RunConfig, dtype: torch.dtype, *, train: bool) -> int:
-    """What FlopCounterMode counts in one micro-batch of the real step."""
     state = build(config, torch.device("cpu"), dtype, compile=False)
     state.model.train(train)
     idx = torch.zeros(config.batch_size, config.block_size, dtype=torch.int64)

@@ -59,7 +59,6 @@ learning_rate = 1e-3
 
 @contextlib.contextmanager
 def serving(folder: Path, *words: str) -> Iterator[tuple[dict[str, Any], subprocess.Popen[str]]]:
-    """`foretrain serve` as a user starts it: (what it says, its process)."""
     code = "from foretrain.cli import main; main()"
     path = os.pathsep.join(filter(None, [str(REPO), os.environ.get("PYTHONPATH", "")]))
     process = subprocess.Popen(
@@ -85,7 +84,6 @@ EVIL_NAME = "<img src=x onerror=alert(1)>\x1b[31m"
 
 
 def write_run(path: Path, name: str = "baby", **changes: Any) -> RunDirectory:
-    """A finished run with an evaluation, two steps and an event."""
     path.mkdir(parents=True)
     directory, config, gpu = RunDirectory(path), tiny(), find("RTX 4070")
     dataset = DatasetInfo(name="toy", path="data/toy", train_tokens=2000, val_tokens=500)

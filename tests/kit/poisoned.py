@@ -25,7 +25,6 @@ SMALL = {"n_layer": 1, "n_embd": 16, "n_head": 2, "block_size": 8, "max_iters": 
 
 
 def snapshot(state: TrainState) -> dict[str, torch.Tensor]:
-    """Weights, moments and step counts."""
     found = {name: p.detach().clone() for name, p in state.trained.named_parameters()}
     for name, parameter in state.trained.named_parameters():
         for key, value in state.optimizer.state.get(parameter, {}).items():
@@ -82,7 +81,6 @@ MODULES = (
 def run_poisoned(
     out: str, place_: str, step: int, micro: int, module: str, value: float, **changes: Any
 ) -> tuple[Any, ...]:
-    """(the error or None, state before the step, state at the end, the run's directory)."""
     path = Path("data/toy")
     info = read_info(path if path.exists() else write_dataset(path))
     config = tiny(**{**SMALL, "out_dir": out, **changes})

@@ -49,7 +49,6 @@ def bpe_text(size: int = 600) -> str:
 
 
 def ranks_of(text: str) -> dict[bytes, int]:
-    """The vocabulary of a byte-level tokenizer.json as tiktoken has it."""
     from foretrain.data.hf_tokenizer import byte_characters
 
     bytes_of = {character: byte for byte, character in byte_characters().items()}
@@ -100,7 +99,6 @@ def run(*sources: Path | str, **changes: Any) -> Outcome:
 
 
 def tokens_of(folder: Path | str, split: str, dtype: str = "uint16") -> np.ndarray:
-    """All tokens of a split, shard after shard."""
     parts = [np.fromfile(path, dtype=dtype) for path in sorted(Path(folder).glob(f"{split}-*.bin"))]
     return np.concatenate(parts) if parts else np.zeros(0, dtype)
 
@@ -117,7 +115,6 @@ def expected(
 
 
 def digests(folder: Path | str) -> dict[str, str]:
-    """SHA-256 of every file of a dataset; the index as it is."""
     return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(Path(folder).iterdir()) if p.is_file()}
 
 
@@ -125,7 +122,6 @@ def digests(folder: Path | str) -> dict[str, str]:
 
 
 def frames_of(job: Any) -> list[Any]:
-    """What the reader sends, in this process."""
     from foretrain.base.processes import Frame
     from foretrain.data.prepare.reader import serve
 
@@ -148,8 +144,6 @@ class InlineReader:
 
 
 class InlineWorkers:
-    """The byte tokenizer without processes."""
-
     def __init__(self, children: list[Any], folder: Path, name: str, dtype: str) -> None:
         from foretrain.data.prepare.encode import encoder_of
         from foretrain.data.tokenizer import ByteTokenizer

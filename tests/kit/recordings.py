@@ -84,6 +84,5 @@ def compare_with_recorded(recording: Recording, limit_bytes: int | None = None, 
 
 
 def _releases(recording: Recording) -> list[int]:
-    """Where in the history memory begins to go back to the driver."""
     releasing = [entry.action in ("segment_free", "segment_unmap") for entry in recording.entries]
     return [at for at, now in enumerate(releasing) if now and not (at and releasing[at - 1])]

@@ -39,7 +39,6 @@ def record(**changes: object) -> TrainedRun:
 
 
 def write_run(folder: Path, **changes: object) -> RunDirectory:
-    """A run's records: two evaluations, two steps."""
     folder.mkdir(parents=True, exist_ok=True)
     directory = RunDirectory(folder)
     directory.write_record(record(**changes))
@@ -59,7 +58,6 @@ def write_run(folder: Path, **changes: object) -> RunDirectory:
 
 
 def run_document(folder: Path, sample: str | None = "def f():", **changes: object) -> Document:
-    """The report of such a run, whose tokens by themselves have 3.1 nats."""
     return run_view.report(replace(run_report.gather(write_run(folder, **changes), sample), unigram=3.1))
 
 
@@ -91,7 +89,6 @@ def gpu_lines(count: int) -> Iterator[dict[str, Any]]:
 
 
 def write_long_run(folder: Path, steps: int, name: str = "long") -> Path:
-    """A run's records as a GPU run leaves them."""
     folder.mkdir()
     RunDirectory(folder).write_record(record(name=name, gpu=find(CARD), dtype="bfloat16", steps_done=steps))
     with (folder / "metrics.jsonl").open("w", encoding="utf-8") as file:

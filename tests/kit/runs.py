@@ -15,7 +15,6 @@ GPU = find("RTX 4070")
 def write_measured_run(
     path: Path, *, seed: int = 1, step_s: float = 0.1, steps: int = 60, learns: float = 1.0, **knobs: object
 ) -> Path:
-    """A run directory as the trainer leaves it, with made-up measurements."""
     rng = random.Random(seed)
     config = tiny(max_iters=steps, lr_decay_iters=steps, seed=seed, **knobs)
     path.mkdir()

@@ -52,7 +52,6 @@ class ShardedRun(drive.Run):
 
 
 def traced(config: dict[str, Any], tune: FineTune, gpu: Gpu) -> Trace:
-    """Return the trace of rank 0."""
     world, made = str(tune.world), drive.arguments
     ranked = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
 

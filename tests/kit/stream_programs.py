@@ -53,7 +53,6 @@ WAYS: tuple[tuple[str, int, float], ...] = (
 
 
 def random_program(seed: int, way: tuple[str, int, float], length: int, streams: int) -> Program:
-    """A program of so many events on so many streams, always the same for a seed."""
     draw = random.Random(seed)
     events: list[Event] = []
     live: list[int] = []
@@ -80,7 +79,6 @@ def _size(draw: random.Random) -> int:
 
 
 def run(program: Program, do: Callable[[Event], bool], counts: Callable[[], tuple[int, int, int]]) -> Outcome:
-    """Every event in turn: `do` says whether it was done; what uses an allocation that was refused is left out."""
     outcome = Outcome()
     gone: set[int] = set()
     for event in program.events:
@@ -128,7 +126,6 @@ def simulate(program: Program, memory_bytes: int, free_bytes: int) -> Outcome:
 
 
 def differences(simulated: Outcome, measured: dict[str, Any]) -> list[str]:
-    """The fields that are not the same, each with the first place where."""
     found = []
     for name, ours in asdict(simulated).items():
         theirs = measured[name]

@@ -45,7 +45,6 @@ def losses(config: RunConfig, dtype: torch.dtype = torch.float32, steps: int = 4
 
 
 def reference(technique: Technique) -> RunConfig:
-    """The config that it is traced in, without it."""
     return REFERENCE.model_copy(update={**technique.reference, **technique.beside})
 
 

@@ -32,7 +32,6 @@ Happens = Callable[[int], None]  # told the rank, in its process before it begin
 
 @functools.cache
 def context() -> Any:
-    """A fork server that has imported what a run needs."""
     found = multiprocessing.get_context("forkserver")
     found.set_forkserver_preload(["tests.kit.gloo", "tests.kit.train_ranks"])
     return found
@@ -45,7 +44,6 @@ def config(**changes: Any) -> RunConfig:
 
 
 def prepared(folder: Path, made: RunConfig) -> None:
-    """The data and the config of a run, where it is to be."""
     if not (folder / "toy").exists():
         write_dataset(folder / "toy")
     (folder / "run.toml").write_text(to_toml(made))
@@ -54,7 +52,6 @@ def prepared(folder: Path, made: RunConfig) -> None:
 def started(
     folder: Path, world: int, *words: str, happens: Happens | None = None, port: int = 0, last: tuple[str, ...] = ()
 ) -> list[Any]:
-    """The processes of the ranks; each writes what it says to rank-N.log. `last`: further words of the last one."""
     port = port or free_port()
     found = []
     for rank in range(world):
@@ -67,7 +64,6 @@ def started(
 
 
 def ended(ranks: list[Any]) -> list[int | None]:
-    """Their exit codes."""
     for process in ranks:
         process.join(MOST_S)
         if process.is_alive():
@@ -87,7 +83,6 @@ def said(folder: Path, rank: int = 0) -> str:
 
 
 def errors(folder: Path, world: int) -> list[str]:
-    """All sentences that begin with 'error:', of all ranks."""
     return [line for rank in range(world) for line in said(folder, rank).splitlines() if line.startswith("error:")]
 
 
@@ -111,7 +106,6 @@ def _rank(folder: str, rank: int, world: int, port: int, words: tuple[str, ...],
 
 
 def keep_rows(rank: int) -> None:
-    """Write down the rows of each micro-batch that the loop takes, with its step."""
     original = feed.Feed.batches
 
     def batches(self: Any, config: RunConfig, step: int) -> Iterator[Any]:
@@ -128,7 +122,6 @@ def _name(row: torch.Tensor) -> str:
 
 
 def rows_taken(folder: Path) -> dict[int, Counter[str]]:
-    """By step, how often each row was taken by any rank."""
     found: dict[int, Counter[str]] = {}
     for path in folder.glob("rows-*.jsonl"):
         for line in path.read_text().splitlines():
@@ -138,7 +131,6 @@ def rows_taken(folder: Path) -> dict[int, Counter[str]]:
 
 
 def rows_wanted(folder: Path, made: RunConfig) -> dict[int, Counter[str]]:
-    """The same as the data's order says it, whoever carries it out."""
     tokens = TokenFile(read_info(folder / "toy"), "train", made.vocab_size)
     count, found = made.batch_size * made.gradient_accumulation_steps, {}
     for step in range(made.max_iters):
@@ -161,13 +153,11 @@ def at_step(step: int, what: Callable[[], object]) -> None:
 
 
 def signalled(rank: int) -> None:
-    """The second rank alone gets a SIGTERM in step 6."""
     if rank == 1:
         at_step(6, lambda: os.kill(os.getpid(), signal.SIGTERM))
 
 
 def killed(rank: int) -> None:
-    """The second rank is killed in step 7."""
     if rank == 1:
         at_step(7, lambda: os.kill(os.getpid(), signal.SIGKILL))
 
@@ -238,7 +228,6 @@ def not_finite(rank: int) -> None:
 
 
 def state(run: Path) -> dict[str, torch.Tensor]:
-    """Weights and moments of the newest checkpoint, whoever wrote it."""
     path, _ = newest_valid(run / "checkpoints")
     assert path
     found = {}
@@ -249,6 +238,5 @@ def state(run: Path) -> dict[str, torch.Tensor]:
 
 
 def losses(run: Path) -> list[float]:
-    """Of all steps, in their order."""
     lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     return [line["loss"] for line in lines if line["kind"] == "step"]

@@ -58,14 +58,12 @@ def explained(folder: Path) -> TrainerRunExplanation:
 
 
 def assert_forecast_of(found: TrainerRunExplanation, *phases: str) -> None:
-    """Each within 0.3 % of what was measured."""
     pieces = {piece.id: piece for piece in found.phases}
     for name in phases:
         assert pieces[name].predicted_bytes == pytest.approx(pieces[name].measured_bytes, rel=0.003), name
 
 
 def learned(model: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """The loss of a batch with some labels ignored, and the gradients."""
     ids = torch.randint(1, 1024, (2, 48), generator=torch.Generator().manual_seed(1))
     labels = ids.clone()
     labels[:, :7] = -100

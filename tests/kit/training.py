@@ -80,7 +80,6 @@ def same_state(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 
 def rewrite(path: Path, name: str, data: bytes) -> None:
-    """Change a file of a checkpoint and its digest with it."""
     (path / name).write_bytes(data)
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["files"][name] = {"size_bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
@@ -91,8 +90,6 @@ NO_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.54 G
 
 
 class FailsOnce(torch.autograd.Function):
-    """The identity; its backward pass runs out of memory."""
-
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
         return x.clone()

@@ -22,7 +22,6 @@ from tests.kit.liger import gelu_tanh, silu
 
 
 def read(x: Tensor) -> Any:
-    """The values as fp32."""
     if x.dtype == torch.bfloat16:
         return (x.detach().view(torch.int16).numpy().view(np.uint16).astype(np.uint32) << 16).view(np.float32)
     return x.detach().numpy()
@@ -74,7 +73,6 @@ class FastRms(torch.autograd.Function):
 
 
 def turned(x: Any, cos: Any, sin: Any) -> Any:
-    """B x T x heads x D, each half of a head by the other."""
     half = x.shape[-1] // 2
     c, s = cos[None, : x.shape[1], None, :half], sin[None, : x.shape[1], None, :half]
     return np.concatenate((x[..., :half] * c - x[..., half:] * s, x[..., half:] * c + x[..., :half] * s), -1)

@@ -36,8 +36,6 @@ Cli = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
-    """The command line within this process, so that what it measures can be replaced: (exit code, out, err)."""
-
     def run(*words: str) -> tuple[int, str, str]:
         monkeypatch.setattr("sys.argv", ["foretrain", *words])
         capsys.readouterr()

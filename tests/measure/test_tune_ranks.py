@@ -120,7 +120,6 @@ def _ends(leader: int) -> bool:
 
 
 def _group(leader: int) -> list[int]:
-    """Processes of a group; those that are only waited for do not count."""
     listed = subprocess.run(["ps", "-eo", "pid=,pgid=,stat="], capture_output=True, text=True, check=True).stdout
     rows = [line.split() for line in listed.splitlines()]
     return [int(pid) for pid, group, state in rows if int(group) == leader and not state.startswith("Z")]

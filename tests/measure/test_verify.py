@@ -475,7 +475,6 @@ def test_results_of_another_driver_are_set_aside(machinery: Machinery, monkeypat
 
 
 def small(**changes: Any) -> dict[str, Any]:
-    """The JSON of a small file."""
     predicted = Predicted(
         source="traced", allocated_bytes=110, reserved_bytes=220, process_bytes=300, process_low_bytes=250,
         process_high_bytes=400, estimate_allocated_bytes=90, step_s=0.1, step_low_s=0.05, step_high_s=0.2,

@@ -38,7 +38,6 @@ def made(dtype: torch.dtype = torch.float32, **changes: Any) -> TrainState:
 
 
 def steps(state: TrainState, count: int) -> list[tuple[float, float]]:
-    """Loss and norm of each."""
     found = [train_step(state, learnable_batches(state.config, step), 3e-3) for step in range(count)]
     return [(float(result.loss), float(result.grad_norm)) for result in found]
 

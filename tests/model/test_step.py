@@ -54,7 +54,6 @@ def nanogpt_initial_weights(c) -> dict[str, torch.Tensor]:
 
 
 def reference_adamw(w, grads, state, c, rate: float, t: int) -> None:
-    """Loshchilov and Hutter's AdamW, with nanoGPT's groups, after clipping the global norm."""
     unique = {id(p): (name, p) for name, p in w.items()}
     norm = math.sqrt(sum(float(grads[name].pow(2).sum()) for name, _ in unique.values()))
     scale = min(1.0, c.grad_clip / (norm + 1e-6))
@@ -148,7 +147,6 @@ def test_activation_checkpointing_is_exact(dropout: float) -> None:
 
 
 def loss_and_gradients(dtype: torch.dtype, *, compile: bool = False, **knobs: int) -> tuple[float, torch.Tensor]:
-    """Of one batch with some ignored targets."""
     state = build(tiny(**knobs), CPU, dtype, compile=compile)
     generator = torch.Generator().manual_seed(3)
     idx, targets = (torch.randint(low, 96, (4, 16), generator=generator) for low in (0, -1))

@@ -18,7 +18,6 @@ from foretrain.predict.spec import StepSpec
 
 
 def drawn(draw: random.Random) -> tuple[RunConfig, str, str, str]:
-    """(config, dtype, step, card) of a small random run."""
     while True:
         heads = draw.choice([1, 2, 3, 4])
         recipe = draw.choice(["nanogpt", "nanogpt", "modern", "llama", "nanochat"])

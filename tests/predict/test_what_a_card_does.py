@@ -15,7 +15,6 @@ NANOGPT = str(REPO / "examples" / "nanogpt" / "config" / "train_gpt2.py")
 
 
 def planned(*words: str, gpu: str) -> Plan:
-    """As the command plans it, from what it prints."""
     result = foretrain("plan", *words, "--gpu", gpu, "--json", code=0)
     return Plan.from_json(result.stdout)
 

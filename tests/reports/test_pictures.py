@@ -63,7 +63,6 @@ def made(*words: str, gpu: str = CARD, others: int = 0) -> Plan:
 
 
 def drawn(picture: Picture) -> str:
-    """Its widest drawing."""
     return markup(charts.chart(picture).views[0].draw(920).svg())
 
 

@@ -21,7 +21,6 @@ SCRIPT = REPO / "foretrain" / "reports" / "chart.js"
 
 
 def in_javascript(expression: str) -> Any:
-    """The value of an expression behind chart.js."""
     code = SCRIPT.read_text("utf-8").rsplit("export", 1)[0] + f"\nconsole.log(JSON.stringify({expression}));"
     assert NODE is not None
     done = subprocess.run([NODE, "-e", code], capture_output=True, text=True, timeout=600, check=False)

@@ -37,7 +37,6 @@ def bare(page: Path) -> str:
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors of a page's headings, as Python-Markdown makes them."""
     headings = re.findall(r"^#+ (.+)$", page.read_text("utf-8"), re.MULTILINE)
     words = [
         re.sub(r"[^\w\s-]", "", heading.encode("ascii", "ignore").decode()).strip().lower() for heading in headings
@@ -125,7 +124,6 @@ def verbs_of(words: list[str]) -> list[tuple[str, list[str]]]:
 
 
 def unknown_options(command: Command) -> list[str]:
-    """Options of a command line that the command does not have."""
     if len(command.words) == 1 or command.words[1].isupper():  # `foretrain COMMAND --help`
         return []
     wrong = []

@@ -43,7 +43,6 @@ def opened(browser: Browser, url: str, width: int = 1300, scheme: str = "light")
 
 
 def find(page: Page) -> None:
-    """Search by keyboard."""
     page.keyboard.press("Control+k")
     expect(page.locator("input:focus")).to_be_visible()
     page.keyboard.type("expandable segments", delay=20)

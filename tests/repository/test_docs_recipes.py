@@ -23,7 +23,6 @@ PAGE = (REPO / "docs" / "extend.md").read_text("utf-8")
 
 
 def recipe(name: str) -> str:
-    """The block that follows `<!-- recipe: NAME -->`."""
     found = re.search(rf"<!-- recipe: {name} -->\n```\w+\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
     assert found, name
     return found[1]
@@ -31,7 +30,6 @@ def recipe(name: str) -> str:
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    """A folder with a copy of the package, to change."""
     shutil.copytree(REPO / "foretrain", tmp_path / "foretrain", ignore=shutil.ignore_patterns("__pycache__", "static"))
     return tmp_path
 
@@ -124,7 +122,6 @@ def add_option(package: Path, block: str) -> None:
 
 
 def asked(package: Path, *words: str, code: int = 0) -> dict[str, Any]:
-    """What a command answers with --json."""
     environment = {**os.environ, "PYTHONPATH": str(package)}
     command = [sys.executable, "-m", "foretrain", *words, "--json"]
     done = subprocess.run(command, cwd=package, env=environment, capture_output=True, text=True, check=False)

@@ -9,7 +9,6 @@ from tests.golden.compare import Declared, Difference, differences, judged, shif
 
 
 def result(stdout: str = "", written: dict[str, str] | None = None, folder: str = "/scratch/golden-aaaaaaaa/12345678", **more: Any) -> dict[str, Any]:  # fmt: skip
-    """What a case gave."""
     step = {"asked": "plan", "exit": 0, "stdout": stdout, "stderr": "", **more}
     files = {name: {"text": text, "rights": "0o644"} for name, text in (written or {}).items()}
     return {"case": "plan one", "folder": folder, "steps": [step], "written": files, "removed": []}

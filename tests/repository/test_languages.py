@@ -91,7 +91,6 @@ def not_nouns(template: str) -> list[tuple[str, str, str]]:
 
 
 def sample(spec: str, conversion: str) -> object:
-    """A value that this format takes."""
     if spec == "bytes_range":
         return (2**30, 2**31)
     if spec.endswith("_span"):
@@ -278,7 +277,6 @@ def test_speaking_is_for_one_thread(pretence: None) -> None:
 
 
 def shown(text: str) -> list[str]:
-    """The runs that keep their own direction."""
     return re.findall(r"[\u2066\u2068]([^\u2066-\u2069]*)\u2069", text)
 
 
@@ -386,7 +384,6 @@ def observed() -> Explanation:
 
 
 def verified() -> Document:
-    """With a case of each kind: measured, failed, skipped, out of memory."""
     found = verification.read(REPO / "tests" / "data" / "verify_on_a_card_that_computes_nothing.json")
     ends: tuple[tuple[Any, Any, dict[str, Any]], ...] = (
         ("skipped", "memory", {"needed": 9 * 2**30, "free": 2**30}), ("failed", "timeout", {"limit": 240.0}),
@@ -429,7 +426,6 @@ def without_pictures(page: Any) -> Any:
 
 
 def forms(document: Document) -> dict[str, str]:
-    """A document in each of its forms."""
     console = Console(file=io.StringIO(), width=200, color_system=None, highlight=False)
     text.render(document, console)
     page = json.dumps(without_pictures(html.document_json(document)), ensure_ascii=False)

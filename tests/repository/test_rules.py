@@ -302,17 +302,25 @@ def test_only_the_command_line_prints() -> None:
 def test_plan_and_help_never_import_torch_or_numpy() -> None:
     snapshot = str(REPO / "examples" / "snapshots" / "fragmented.pickle")
     results = str(REPO / "tests" / "data" / "verify_on_a_card_that_computes_nothing.json")
+    case = REPO / "examples" / "real-cases"
     told = (
-        ["explain", snapshot],
-        ["verify", "--show", results],
-        ["watch", "--quiet", "--", "true"],
-        ["serve", "--help"],
-    )
-    commands = (["--help"], ["plan", "--help"], ["plan", "gpt2-124m", "--gpu", "4070"], ["gpus"], ["runs"], *told)
+        ["explain", snapshot], ["verify", "--show", results], ["watch", "--quiet", "--", "true"], ["serve", "--help"],
+        ["advise", f"{case}/c.py", "--gpu", "4070"],
+        ["compare", f"{case}/b1.log+{case}/b1.py", f"{case}/b2.csv+{case}/b2.py", "--gpu", "4070"],
+    )  # fmt: skip
+    commands = (
+        ["--help"], ["plan", "--help"], ["eval", "--help"], ["plan", "gpt2-124m", "--gpu", "4070"],
+        ["plan", "baby", "--gpus", "2 x RTX 4090", "--gradient_accumulation_steps=2"],
+        ["plan", "qwen3-0.6b", "--method=qlora", "--gpu", "4070"],
+        ["plan", "qwen3-30b-a3b", "--inference", "--gpu", "4090", "--weights", "q4_k_m"], ["gpus"], ["runs"], *told,
+    )  # fmt: skip
+    never = {
+        "torch", "numpy", "safetensors", "tokenizers", "starlette", "yaml", "transformers", "huggingface_hub", "lm_eval",
+    }  # fmt: skip
     code = (
         f"import sys\nfrom foretrain.cli import app\nfor words in {commands!r}:\n"
         "    try: app(words)\n    except SystemExit as e: assert e.code in (0, None), (words, e.code)\n"
-        "    heavy = {'torch', 'numpy', 'safetensors', 'tokenizers', 'starlette', 'yaml'} & set(sys.modules)\n"
+        f"    heavy = {never!r} & set(sys.modules)\n"
         f"    assert not heavy, (words, heavy)\n    assert words in {told!r} or 'psutil' not in sys.modules, words\nprint('all looked at')"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -378,7 +386,6 @@ def _imported(node: ast.AST) -> list[str]:
 
 
 def private_names(tree: ast.AST) -> Iterable[str]:
-    """The private names of foretrain that a module imports, uses or replaces."""
     ours = {
         alias.asname or alias.name
         for node in ast.walk(tree)
@@ -523,7 +530,6 @@ def _collections(statement: ast.stmt) -> Iterable[tuple[str, ast.expr]]:
 
 
 def _texts_in(node: ast.expr) -> set[str]:
-    """The texts that a collection lists: of a dictionary, its keys."""
     members = node.keys if isinstance(node, ast.Dict) else node.elts  # type: ignore[attr-defined]
     return {each.value for each in members if isinstance(each, ast.Constant) and isinstance(each.value, str)}
 

@@ -198,7 +198,6 @@ def test_every_question_that_needs_no_server_is_answered_by_both() -> None:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built site, in a folder of a host for files."""
     folder = tmp_path_factory.mktemp("host") / "some" / "planner"
     result = subprocess.run(
         [sys.executable, str(SITE / "build.py"), "--out", str(folder), "--cache", str(REPO / "build" / "downloads")],

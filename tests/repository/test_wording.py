@@ -141,8 +141,6 @@ def _said_by_commands(command: object, path: str) -> Iterator[tuple[str, str]]:
 
 
 def _texts() -> Iterator[tuple[str, str]]:
-    """(where, text) of all that a user reads in English."""
-
     def values(table: dict[str, object]) -> Iterator[str]:
         for value in table.values():
             if isinstance(value, dict):
@@ -169,7 +167,6 @@ def _texts() -> Iterator[tuple[str, str]]:
 
 
 def _found() -> dict[tuple[str, str], str]:
-    """{(where, what to say): the words there}."""
     found: dict[tuple[str, str], str] = {}
     for where, text in _texts():
         for phrase, better in REPLACED.items():
@@ -208,7 +205,6 @@ def _room(parts: tuple[str, ...]) -> str:
 
 
 def _found_in_code() -> dict[str, Counter[str]]:
-    """{room: {what to say: how often}}."""
     found: dict[str, Counter[str]] = {}
     for folder in ("foretrain", "benchmarks", "docs"):
         for path in sorted((REPO / folder).rglob("*.py")):

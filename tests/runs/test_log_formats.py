@@ -222,7 +222,6 @@ NAMES = [f"{case[1]}-{number}" for number, case in enumerate(CASES)]
 
 
 def log_of(text: str) -> TrainingLog:
-    """As a file with these bytes is read."""
     return read_stream(io.BufferedReader(io.BytesIO(text.encode())), "x")  # type: ignore[arg-type]
 
 

@@ -54,7 +54,6 @@ def log_of(text: str) -> training_log.TrainingLog:
 
 
 def columns(log: training_log.TrainingLog) -> list[bytes]:
-    """Every column of the steps; as bytes, because NaN is not itself."""
     return [bytes(column) for column in vars(log.steps).values()]
 
 

@@ -120,7 +120,6 @@ def test_no_checkpoint_is_none() -> None:
 
 @pytest.fixture
 def watch() -> Iterator[Callable[..., None]]:
-    """durable.watch, which is taken back after the test."""
     yield durable.watch
     durable.watch(None)
 

@@ -62,7 +62,6 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def tensors_of(folder: Path, step: int) -> dict[str, torch.Tensor]:
-    """Weights and moments of a checkpoint, each as a whole."""
     path, found = checkpoint.path_of(folder, step), {}
     assert checkpoint.problem_of(path) is None
     for kind in checkpoint.KINDS:

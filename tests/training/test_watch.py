@@ -35,7 +35,6 @@ print("step 12: train loss 3.1000, val loss 3.2000")
 
 
 def watched(code: str, nvml: Any = None, interval_s: float = 0.05) -> tuple[WatchedRun, Path]:
-    """Watch a piece of Python in this process, its output thrown away."""
     directory = folder.create("w")
     sink = os.open(os.devnull, os.O_WRONLY)
     try:

@@ -27,7 +27,6 @@ __all__ = ["browser", "pytestmark"]  # a fixture and marks that hold here, too
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    """(link, folder of the runs): a server with a finished run of an evil name, and a running one."""
     folder = tmp_path_factory.mktemp("page")
     write_run(folder / "runs" / "evil", EVIL_NAME)
     live = write_run(folder / "runs" / "live", "live", status="running")

@@ -42,7 +42,6 @@ def client(roots: Path) -> Iterator[TestClient]:
 
 
 def ids(client: TestClient) -> dict[str, str]:
-    """{name of the folder: id} of every run that is listed."""
     return {Path(run["path"]).name: run["id"] for run in get(client, "/api/runs")["runs"]}
 
 
@@ -178,7 +177,6 @@ def test_a_large_comparison_is_made_in_a_process_and_is_the_same(
 
 
 def damaged(text: bytes, chance: random.Random) -> bytes:
-    """The same with something cut, doubled, or overwritten."""
     at, length = chance.randrange(len(text)), chance.randrange(1, 60)
     junk = chance.choice(
         [b"", b"null", b"-1", b"1e400", b"NaN", b'"\\ud800"', b"\x00", b"\xff", b"[[[", b"\n", b"9" * 30]

@@ -141,7 +141,6 @@ def test_lines_have_the_colours_of_reports(client: TestClient) -> None:
 
 
 def groups(answer: dict[str, Any]) -> dict[str, list[int]]:
-    """Of foretrain's step: bytes of each phase by the name of the group."""
     rows = answer["pictures"][0]["numbers"]["rows"]
     return {name: [0 if cell == "–" else parse_bytes(cell) for cell in cells] for name, *cells in rows}
 
@@ -295,7 +294,6 @@ def test_runs_are_shown_with_their_forecast(client: TestClient) -> None:
 
 
 def titles(run: Path) -> list[str]:
-    """The sections of the report that `foretrain report RUN` makes."""
     return [section.title.text() for section in making.run(run).sections]
 
 
@@ -483,7 +481,6 @@ def test_a_signal_before_the_server_has_begun_ends_it(
 
 @contextlib.contextmanager
 def answering(folder: Path) -> Iterator[server.Served]:
-    """The page on a free port, in a thread."""
     served = server.prepare(free_port(), [folder])
     thread = threading.Thread(target=lambda: served.server.run(sockets=[served.listening]), daemon=True)
     thread.start()

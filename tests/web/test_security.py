@@ -49,7 +49,6 @@ def client(app: Starlette) -> Iterator[TestClient]:
 
 
 def routes_of(app: Starlette) -> list[tuple[str, str]]:
-    """(method, path) of every route, with something in its parameters' place."""
     found = []
     for route in app.routes:
         assert isinstance(route, Route), "only plain routes are checked here"
@@ -60,7 +59,6 @@ def routes_of(app: Starlette) -> list[tuple[str, str]]:
 
 
 def ask(client: TestClient, method: str, path: str, **changed: str | None) -> Any:
-    """A request as the page sends it, with headers changed, or left out where None."""
     headers = {**GOOD, **(POSTED if method == "POST" else {})}
     names = {name.replace("_", "-"): value for name, value in changed.items()}
     headers = {**headers, **names}

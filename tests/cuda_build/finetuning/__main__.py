@@ -3,7 +3,7 @@
     python -m tests.cuda_build.finetuning [--only TEXT] [--again] [--kept] [--estimates]
 
 Every case is a script in a process of its own (run.py): transformers' Trainer, peft, bitsandbytes. What is done is
-kept case by case in build/cuda-truth/. Writes benchmarks/results/cuda_build_finetuning.json and a table beside it.
+kept case by case in build/cuda-truth/. Writes benchmarks/results/cuda_build_finetuning.json.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from foretrain.predict.finetune.plan import resolved
 from foretrain.predict.trace import interpreter, service
 from foretrain.predict.trace.finetune.request import FineTuneRequest
 from foretrain.predict.trace.service import TraceUnavailable
-from tests.cuda_build.compare import HEAD, card, origin, spread
+from tests.cuda_build.compare import BYTES, card, origin, spread, told
 from tests.cuda_build.environment import HOME, PYTHON, EnvironmentError, driver_digest, make, on_the_card
 from tests.cuda_build.finetuning.cases import Case, cases
 from tests.cuda_build.grid import REPO
@@ -36,12 +36,10 @@ TRACES_A_BATCH = 8
 SECONDS = 1800  # a case that takes longer is ended
 COPIES_MIB = "1"  # larger ones are dropped: no value of a weight decides anything
 NOT_THE_RUN = ("build",)  # a phase of the watch before anything is there
-BYTES = ("allocated_bytes", "reserved_bytes")
 Row = dict[str, Any]
 
 
 def request(case: Case) -> FineTuneRequest:
-    """The trace that predicts a case."""
     return FineTuneRequest(source_of(case.config, case.model), case.tune, card())
 
 
@@ -52,7 +50,6 @@ def job(case: Case) -> dict[str, Any]:
 
 
 def kept(case: Case) -> Path:
-    """Where a case's measurement is kept: under what decides it."""
     here = Path(__file__).parent
     files = [
         here / "run.py",
@@ -86,7 +83,6 @@ def measured(case: Case) -> dict[str, Any]:
 
 
 def row(case: Case) -> Row:
-    """A case, measured, traced and estimated."""
     found: Row = {"name": case.name, "kind": case.kind, "model": case.model, "options": case.options}
     answers: list[dict[str, Any]] = []
     thread = threading.Thread(target=lambda: answers.append(measured(case)))
@@ -115,7 +111,6 @@ def row(case: Case) -> Row:
 
 
 def highest_of(phases_of: dict[str, Any]) -> Row:
-    """The highest of all phases, and how far prediction and card lie apart."""
     found: Row = {}
     for what in BYTES:
         phases = [phase[what] for phase in phases_of.values()]
@@ -177,20 +172,6 @@ def summary(rows: list[Row]) -> dict[str, Any]:
     return found
 
 
-def line(each: Row) -> str:
-    """A case's line of Markdown."""
-    if "error" in each:
-        return f"| {each['name']} | {each['error'][:110]} | | | | | | | |"
-    cells = []
-    for what, digits in (("allocated_bytes", 1), ("reserved_bytes", 0)):
-        found = each[what]
-        guessed = found["estimate_error"]
-        told = "" if guessed is None else f"{guessed:+.2%}"
-        cells += [f"{found['real'] / 2**20:,.{digits}f}", f"{found['trace_error']:+.3%}"]
-        cells += [f"{found['trace_worst_phase']:+.3%}", told]
-    return f"| {each['name']} | {' | '.join(cells)} |"
-
-
 def main() -> int:
     """Measure, compare, and write what was found. Exit code 0, 1 where a case failed, 4 without the environment."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -218,7 +199,6 @@ def main() -> int:
     if args.kept:
         wanted = [case for case in wanted if kept(case).exists()]
     rows = []
-    print("\n".join(HEAD), flush=True)
     for i, case in enumerate(wanted):
         if args.again:
             kept(case).unlink(missing_ok=True)
@@ -226,7 +206,7 @@ def main() -> int:
             with contextlib.suppress(TraceUnavailable):
                 service.traces([request(each) for each in wanted[i : i + TRACES_A_BATCH]])
         rows.append(row(case))
-        print(line(rows[-1]), flush=True)
+        print(told(rows[-1], "trace_error"), flush=True)
     failed = sum("error" in each for each in rows)
     if not args.only:
         document = {
@@ -238,9 +218,7 @@ def main() -> int:
 
 
 def write(document: dict[str, Any]) -> None:
-    """The results, and their table beside them."""
     RESULT.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
-    RESULT.with_suffix(".md").write_text("\n".join([*HEAD, *map(line, document["rows"])]) + "\n", "utf-8")
     print(f"wrote {RESULT}")
 
 

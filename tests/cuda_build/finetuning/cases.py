@@ -35,12 +35,10 @@ class Case:
 
     @property
     def tune(self) -> FineTune:
-        """The options of the run."""
         return FineTune(**{**BASE, **self.options})
 
     @property
     def config(self) -> dict[str, Any]:
-        """The config.json of the model."""
         return (
             dict(models()[self.model].config)
             if self.full_size

@@ -64,8 +64,6 @@ class Tokens(Dataset[dict[str, Tensor]]):
 
 
 class Phases(TrainerCallback):
-    """Tells the watch where steps begin."""
-
     def __init__(self, watch: Watch) -> None:
         self.watch = watch
 
@@ -131,7 +129,6 @@ def run(written: dict[str, Any], tune: FineTune, device: str, watch: Watch, fold
 
 
 def made(model: Any, tune: FineTune, device: str, folder: Path, watch: Watch) -> Trainer:
-    """The Trainer, ready to train."""
     kwargs = {"use_reentrant": tune.reentrant}
     lora = peft.LoraConfig(
         r=tune.lora_r, lora_alpha=16, lora_dropout=tune.lora_dropout, task_type="CAUSAL_LM",

@@ -146,7 +146,6 @@ def test_other_settings_are_refused(
 
 
 def stopped(monkeypatch: pytest.MonkeyPatch, out: str = "out") -> engine.Outcome:
-    """A preparation that was stopped in its middle."""
     calls = iter(range(1000))
     done = engine.prepare(kit.options("a.jsonl", out=out, **SETTINGS), lambda: "SIGTERM" if next(calls) > 10 else "")
     assert done.index is None
@@ -235,7 +234,6 @@ def start(*words: str) -> subprocess.Popen[str]:
 
 
 def written_bytes(out: Path) -> int:
-    """What lies in a folder now, while somebody writes into it."""
     found = 0
     for path in out.rglob("*"):
         with contextlib.suppress(FileNotFoundError):

@@ -140,7 +140,6 @@ def test_the_number_of_workers_changes_nothing() -> None:
 
 
 def frames_of(source: Path, position: Position | None = None, **changes: Any) -> list[tuple[list[bytes], Position]]:
-    """What the reader sends, in this process."""
     job: Job = kit.options(source, **changes).job(expand([str(source)]), position or Position())
     found = []
     for frame in kit.frames_of(job):

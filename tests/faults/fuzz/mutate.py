@@ -21,7 +21,6 @@ Change = Callable[[bytes, random.Random, Sequence[bytes]], bytes]
 
 
 def _flip(data: bytes, rng: random.Random, _: Sequence[bytes]) -> bytes:
-    """Some bits turned."""
     changed = bytearray(data)
     for _ in range(rng.choice((1, 1, 2, 8))):
         if changed:
@@ -30,26 +29,22 @@ def _flip(data: bytes, rng: random.Random, _: Sequence[bytes]) -> bytes:
 
 
 def _insert(data: bytes, rng: random.Random, _: Sequence[bytes]) -> bytes:
-    """A piece that readers stumble over, somewhere."""
     at = rng.randint(0, len(data))
     return data[:at] + rng.choice(PIECES + EXTREMES) + data[at:]
 
 
 def _cut(data: bytes, rng: random.Random, _: Sequence[bytes]) -> bytes:
-    """Without its end, or without something in the middle."""
     first, last = sorted((rng.randint(0, len(data)), rng.randint(0, len(data))))
     return data[:first] if rng.random() < 0.5 else data[:first] + data[last:]
 
 
 def _repeat(data: bytes, rng: random.Random, _: Sequence[bytes]) -> bytes:
-    """A piece of it once more, or a hundred times."""
     first = rng.randint(0, len(data))
     piece = data[first : first + rng.choice((1, 8, 64, 512))]
     return data[:first] + piece * rng.choice((1, 2, 100)) + data[first:]
 
 
 def _number(data: bytes, rng: random.Random, _: Sequence[bytes]) -> bytes:
-    """One of its numbers is an extreme one."""
     found = list(_NUMBER.finditer(data))
     if not found:
         return _insert(data, rng, _)
@@ -58,7 +53,6 @@ def _number(data: bytes, rng: random.Random, _: Sequence[bytes]) -> bytes:
 
 
 def _word(data: bytes, rng: random.Random, others: Sequence[bytes]) -> bytes:
-    """One of its words is another one of these files'."""
     found = list(_WORD.finditer(data))
     known = _WORD.findall(rng.choice(others))
     if not found or not known:
@@ -68,7 +62,6 @@ def _word(data: bytes, rng: random.Random, others: Sequence[bytes]) -> bytes:
 
 
 def _lines(data: bytes, rng: random.Random, others: Sequence[bytes]) -> bytes:
-    """Lines dropped, doubled, in another order, or of another file."""
     lines = data.splitlines(keepends=True)
     if len(lines) < 2:
         return _repeat(data, rng, others)
@@ -87,7 +80,6 @@ def _lines(data: bytes, rng: random.Random, others: Sequence[bytes]) -> bytes:
 
 
 def _spliced(data: bytes, rng: random.Random, others: Sequence[bytes]) -> bytes:
-    """The beginning of this one and the end of another."""
     other = rng.choice(others)
     return data[: rng.randint(0, len(data))] + other[rng.randint(0, len(other)) :]
 
@@ -96,7 +88,6 @@ CHANGES: tuple[Change, ...] = (_flip, _insert, _cut, _repeat, _number, _number, 
 
 
 def mutated(seeds: Sequence[bytes], rng: random.Random) -> bytes:
-    """One of the files with one to six changes."""
     data = rng.choice(seeds)
     for _ in range(rng.choice((1, 1, 1, 2, 3, 6))):
         data = rng.choice(CHANGES)(data, rng, seeds)

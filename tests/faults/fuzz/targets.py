@@ -124,7 +124,6 @@ def _configs(suffix: str) -> Callable[[], list[bytes]]:
 
 
 def _trainers() -> list[bytes]:
-    """Configs of other trainers, of a model whose plan is quick."""
     texts = (finetune_files.AXOLOTL, finetune_files.LLAMA_FACTORY)
     small = "HuggingFaceTB/SmolLM2-135M"
     return [text.replace("NousResearch/Llama-3.2-1B", small).replace("Qwen/Qwen3-4B", small).encode() for text in texts]
@@ -375,10 +374,8 @@ TARGETS: dict[str, Target] = {
 
 
 def feed(name: str, data: bytes) -> None:
-    """Let a target read these bytes. Raises Fault, or whatever its reader raised that it must not."""
     TARGETS[name].read(data[:MOST_BYTES])
 
 
 def feeds() -> Iterator[str]:
-    """The names of all targets."""
     return iter(TARGETS)

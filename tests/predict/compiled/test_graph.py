@@ -34,7 +34,6 @@ LEAST = 256  # elements of what is compared: not what a row or a weight has one 
 
 
 def kept_by_torch(config: RunConfig) -> Counter[tuple[str, int]]:
-    """(dtype, elements) of all that PyTorch's partitioner saves for backward, but for inputs and states of generators."""
     found: list[Any] = []
 
     def partition(graph: Any, inputs: Any, **named: Any) -> Any:
@@ -63,7 +62,6 @@ def kept_by_torch(config: RunConfig) -> Counter[tuple[str, int]]:
 
 
 def kept_by_the_estimate(config: RunConfig) -> Counter[tuple[str, int]]:
-    """The same of the graph that the estimate traces."""
     model = LOADER.model(*family_of(config).model, config)
     machine = Compiler(cuda=False, low=m.bfloat16, attention=lambda learns: "flash", functional=operations)
     machine.t = Recorder({"n": 0})

@@ -45,7 +45,6 @@ def ledger(config: RunConfig, *, dtype: str = "float16", step: str = "foretrain"
 
 
 def measured_on_cpu(config: RunConfig, dtype: str) -> dict[str, int]:
-    """Peaks of the real CPU allocator in each phase of a real run."""
     state = build(config, CPU, DTYPES[dtype], compile=False)
     meter = Meter(CPU)
 

@@ -78,7 +78,6 @@ def held_against(
 
 
 def highest(trace: Trace) -> dict[str, int]:
-    """Bytes of all tensors at the highest moment of each phase, in blocks of 512."""
     starts = {mark.position: mark.name for mark in trace.phases}
     found: dict[str, int] = {}
     now, phase = 0, ""

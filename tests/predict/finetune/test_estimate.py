@@ -100,8 +100,6 @@ def renamed(name: str, names: dict[str, str]) -> str:
 
 
 class Runnable:
-    """Facts that the decoder runs on real tensors: with the attention that is asked for."""
-
     def __init__(self, found: Any) -> None:
         self._facts, self.written_attention, self.padded, self.groups = found, False, False, found.groups
 
@@ -143,7 +141,6 @@ class Samples(torch.utils.data.Dataset[Any]):
 
 
 def traced(name: str, tune: FineTune, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """Allocated bytes of each phase in transformers' own Trainer, on fake tensors."""
     # It takes fakes for an export, which would not skip a mask of ones.
     monkeypatch.setattr("transformers.masking_utils.is_tracing", lambda tensor=None: False)
     dtype = getattr(torch, tune.dtype)

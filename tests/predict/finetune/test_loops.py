@@ -13,7 +13,6 @@ GIB = 1 << 30
 
 
 def planned(*words: str) -> dict[str, Any]:
-    """The plan of a run on an RTX 4090, as JSON."""
     result = foretrain("plan", *words, "--gpu", "RTX 4090", "--json")
     assert result.returncode == 0, result.stderr
     found: dict[str, Any] = json.loads(result.stdout)

@@ -22,7 +22,6 @@ CASES = {case.name: case for case in cases()}
 
 
 def errors(rows: list[dict[str, Any]]) -> list[float]:
-    """How far the estimate's peak lies from the allocator's, of each run."""
     again = [estimated_again(row, CASES[row["name"]]) for row in rows]
     return [row["allocated_bytes"]["estimate_error"] for row in again]
 
@@ -66,7 +65,6 @@ def test_collected_logits_are_joined_batch_by_batch(batches: int, every: int) ->
 
 
 def logits_bytes(batches: int, every: int) -> int:
-    """The logits at the peak of an evaluation of SmolLM2, 256 tokens a batch."""
     facts = facts_of(dict(models()["smollm2-135m"].config), "smollm2-135m")
     assert facts is not None
     tune = FineTune(

@@ -26,7 +26,6 @@ BATCH, TOKENS = 2, 64
 
 
 def counted(config: dict[str, Any], tune: FineTune) -> int:
-    """FLOPs of a forward and a backward pass of the real model, as FlopCounterMode counts them."""
     made = transformers.AutoConfig.for_model(**{**config, "use_cache": False, "attn_implementation": "eager"})
     made._experts_implementation = "eager"  # a loop over experts, whose matmuls the counter knows
     model = transformers.AutoModelForCausalLM.from_config(made)
@@ -82,8 +81,6 @@ def test_experts_are_multiplied_in_one_kernel_or_in_turn() -> None:
 
 
 class Kernels(TorchDispatchMode):
-    """Counts the operations that are kernels: neither views nor what marks a profile."""
-
     def __init__(self) -> None:
         super().__init__()
         self.count = 0

@@ -127,8 +127,6 @@ def test_batched_products_have_the_flops_of_their_shape(hasty: Path) -> None:
 
 
 class Moved(TorchDispatchMode):
-    """Adds up the bytes of tensors that operations read, and of those that they write."""
-
     def __init__(self) -> None:
         super().__init__()
         self.read_bytes = self.written_bytes = 0

@@ -27,7 +27,6 @@ from tests.kit.tiny import tiny
 
 
 def nbytes(operations: list[Operation]) -> int:
-    """Bytes that the kernels of a list read and write."""
     return sum(op.runs * op.nbytes for op in operations)
 
 
@@ -99,7 +98,6 @@ class Traffic(TorchDispatchMode):
 
 
 def traffic(config: RunConfig, dtype: torch.dtype, *, train: bool) -> Traffic:
-    """Of one micro-batch of the real eager step."""
     state = build(config, torch.device("cpu"), dtype, compile=False)
     state.model.train(train)
     idx = torch.zeros(config.batch_size, config.block_size, dtype=torch.int64)

@@ -19,7 +19,6 @@ Call = Callable[[Tensor, Tensor, nn.ModuleList], Tensor]
 
 
 def by_one_hot(x: Tensor, chosen: Tensor, experts: nn.ModuleList) -> Tensor:
-    """As Mixtral in transformers."""
     mask, out = F.one_hot(chosen, num_classes=EXPERTS).permute(2, 1, 0), torch.zeros_like(x)
     for number, expert in enumerate(experts):
         _, rows = torch.where(mask[number])

@@ -17,7 +17,6 @@ def traced(config: RunConfig, share: Share) -> Trace:
 
 
 def compared(config: RunConfig, sharing: Sharing, rank: int = 0, *, compiled: bool = False) -> tuple[int, int]:
-    """(traced, measured) peak bytes of a rank."""
     with ranks.group(sharing, rank) as share:
         truth = self_test.compare(config, "float32", "foretrain", compiled=compiled, share=share)
     return truth.traced_bytes, truth.real_bytes

@@ -170,7 +170,6 @@ TINY_BYTES = 16 * MIB
 
 @st.composite
 def configs(draw: st.DrawFn) -> tuple[RunConfig, str, str]:
-    """A config, a dtype and whose step."""
     heads = draw(st.sampled_from([1, 2, 3, 4, 6]))
     config = RunConfig(
         n_layer=draw(st.integers(1, 3)),

@@ -211,8 +211,6 @@ def test_an_export_has_a_card() -> None:
 
 
 class FakeHub(BaseHTTPRequestHandler):
-    """The Hub's paths that an upload of small files needs; keeps what it was sent."""
-
     asked: ClassVar[list[tuple[str, Any]]] = []
     status = 200
 

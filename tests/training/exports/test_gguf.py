@@ -62,7 +62,6 @@ def name_in_gguf(name: str) -> str:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a short run of each config."""
     folder = tmp_path_factory.mktemp("runs")
     with contextlib.chdir(folder):
         write_dataset(Path("data/toy"), vocab=90)
@@ -225,7 +224,6 @@ QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 
 
 def with_rule(*cuts: dict[str, Any], own: bool, **model: Any) -> JsonTokenizer:
-    """A small byte-level BPE that cuts text into words as said."""
     made = json.loads(BpeTokenizer.train([b"some text, some more text 123"], 300).text)
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": own}
     made["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [*cuts, level]} if cuts else level

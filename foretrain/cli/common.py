@@ -9,15 +9,16 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.text import Text
 
 from foretrain.base import messages
 from foretrain.base.bugs import redacted_message
 from foretrain.base.errors import ConfigError, UserError
+from foretrain.base.installation import Later
 from foretrain.base.messages import listed, printable, say
 from foretrain.base.records import Note
 
+bars: Any = Later("rich.progress")
 OUT = Console(highlight=False)
 ERR = Console(stderr=True, highlight=False)
 for _console in (OUT, ERR):
@@ -142,20 +143,21 @@ def bytes_bar(label: str, total: int, *, quiet: bool) -> Iterator["Bar"]:
     if quiet or not total or not ERR.is_terminal:
         yield Bar(None, None)
         return
-    columns = (TextColumn("{task.description}"), BarColumn(20), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=ERR, transient=True) as progress:
+    columns = (bars.TextColumn("{task.description}"), bars.BarColumn(20), bars.DownloadColumn())
+    columns += (bars.TransferSpeedColumn(), bars.TimeRemainingColumn())
+    with bars.Progress(*columns, console=ERR, transient=True) as progress:
         yield Bar(progress, progress.add_task(printable(label), total=total))
 
 
 class Bar:
     """Takes counts of bytes."""
 
-    def __init__(self, progress: Progress | None, task: int | None) -> None:
+    def __init__(self, progress: Any, task: int | None) -> None:
         self._progress, self._task = progress, task
 
     def __call__(self, count: int) -> None:
         if self._progress is not None and self._task is not None:
-            self._progress.advance(self._task, count)  # type: ignore[arg-type]
+            self._progress.advance(self._task, count)
 
 
 # English unless another language is asked for, whatever the system's locale says: most terminals cannot show Arabic in

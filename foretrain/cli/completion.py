@@ -8,15 +8,15 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 from foretrain.base import messages
+from foretrain.base.installation import Later
 from foretrain.base.messages import listed, printable, say
 from foretrain.base.process_memory import system
 from foretrain.cli.common import ERR, wrong_value
-from foretrain.config.finetune.options import FINETUNE_OPTIONS
-from foretrain.config.inference import WORDS
 from foretrain.config.options import OPTIONS
 from foretrain.config.presets import PRESET_ALIASES, PRESETS
 from foretrain.hardware.catalogue import catalogue
 
+finetuning, inference = Later("foretrain.config.finetune.options"), Later("foretrain.config.inference")
 VARIABLE = "_FORETRAIN_COMPLETE"
 # {shell: (where its script goes, the file that it reads when it starts, what has to stand in that)}
 PLACES = {
@@ -50,8 +50,10 @@ def among(words: Callable[[], Sequence[str]]) -> Callable[[click.Context, click.
 def config_options(incomplete: str, command: str = "") -> list[str]:
     """Options of a command's runs that begin with this, in either spelling: --n_layer=, --n-layer=."""
     written = "--" + incomplete.removeprefix("--").replace("-", "_")
-    kinds = {"plan": (OPTIONS, FINETUNE_OPTIONS, WORDS.options), "advise": (OPTIONS, FINETUNE_OPTIONS, WORDS.options)}
-    names = dict.fromkeys(name for options in kinds.get(command, (OPTIONS,)) for name in options)
+    kinds = [OPTIONS]
+    if command in ("plan", "advise"):
+        kinds += [finetuning.FINETUNE_OPTIONS, inference.WORDS.options]
+    names = dict.fromkeys(name for options in kinds for name in options)
     return [f"--{name}=" for name in names if f"--{name}".startswith(written)]
 
 

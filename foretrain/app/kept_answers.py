@@ -19,8 +19,8 @@ from foretrain.app.plan import targets
 from foretrain.app.request import PretrainingRequest
 from foretrain.base.cache import Cache
 from foretrain.base.errors import UserError
+from foretrain.base.installation import GPU_FILE_VARIABLE
 from foretrain.config.presets import GPT2_SHAPES
-from foretrain.hardware.catalogue import GPU_FILE_VARIABLE
 from foretrain.predict import software
 
 PRINTED = Cache("answers", compressed=True, most_files=300)  # of some kilobytes each

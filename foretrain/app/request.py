@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from foretrain.predict import ranks as cluster
     from foretrain.predict.forecast import Forecast
     from foretrain.predict.largest import Largest
-    from foretrain.predict.ranks import ClusterPlan
 else:  # a plan waits for its own kind of run alone, and for traces where it has some
     exact, generation = Later("foretrain.app.exact"), Later("foretrain.app.generation")
     finetuning, ranks = Later("foretrain.app.finetuning.request"), Later("foretrain.app.ranks.plan")
@@ -145,9 +144,7 @@ class CardsRequest(PretrainingRequest):
             raise UserError("usage.finetune_largest_alone", option="--exact")
         super().check(limits, look=look, traced=traced, largest=largest)
 
-    def plans(
-        self, limits: Limits, step_s: float | None = None, logged_mfu: float | None = None
-    ) -> "list[ClusterPlan]":
+    def plans(self, limits: Limits, step_s: float | None = None, logged_mfu: float | None = None) -> list[Any]:
         return ranks.answers(self.resolved, self.cards, limits, step_s, self.data_of)
 
     def forecast(self, plan: Any) -> "Forecast":

@@ -10,6 +10,8 @@ from typing import Any
 
 from foretrain.base.errors import UserError
 
+GPU_FILE_VARIABLE = "FORETRAIN_GPU_FILE"  # a file of the user's own cards
+
 
 def cache_folder() -> Path:
     """Return FORETRAIN_CACHE, or the user's cache folder by the XDG rules; without a home, one that holds nothing."""

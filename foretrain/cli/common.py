@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
@@ -16,7 +16,9 @@ from foretrain.base.bugs import redacted_message
 from foretrain.base.errors import ConfigError, UserError
 from foretrain.base.installation import Later
 from foretrain.base.messages import listed, printable, say
-from foretrain.base.records import Note
+
+if TYPE_CHECKING:
+    from foretrain.base.records import Note
 
 bars: Any = Later("rich.progress")
 OUT = Console(highlight=False)
@@ -78,7 +80,7 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
     return {"values": json.loads(redacted_message(json.dumps(values, default=str)), parse_constant=str)}
 
 
-def print_said(notes: Iterable[Note], *, quiet: bool) -> None:
+def print_said(notes: "Iterable[Note]", *, quiet: bool) -> None:
     """What a user should know of a reading, on stderr."""
     for note in () if quiet else notes:
         ERR.print(noted(say(f"note.{note.id}", **note.values)), soft_wrap=True)

@@ -19,6 +19,7 @@ from pydantic import Field, ValidationError
 
 from foretrain.base.errors import UserError
 from foretrain.base.files import parse_toml, read_text
+from foretrain.base.installation import GPU_FILE_VARIABLE
 from foretrain.base.quantities import parse_bytes, read
 from foretrain.base.records import Note, Record
 from foretrain.base.units import GIB, MIB
@@ -36,7 +37,6 @@ HBM_BUS_BITS, HBM_LOSS, ECC_SHARE = 1024, 0.02, 1 / 16
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 MatmulMode = Literal["dtype", "fp8", "int8", "fp16_accumulation"]
-GPU_FILE_VARIABLE = "FORETRAIN_GPU_FILE"
 MOST_OWN_BYTES = 1 << 20
 NANOGPT_PEAK_FLOP_PER_S = 312e12  # karpathy/nanoGPT model.py estimate_mfu: an A100's bfloat16, for every card
 

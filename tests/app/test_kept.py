@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 import tomllib
 from importlib import metadata
 from pathlib import Path
@@ -110,6 +112,23 @@ def test_what_a_calibrated_card_does_is_not_kept(cache: Path, monkeypatch: pytes
     gpu = find("RTX 4070").model_copy(update={"calibration": measured})
     monkeypatch.setattr(kept, "targets", lambda *_: [Target(gpu, 0)])
     assert kept.path_of(request, "plan") is None
+
+
+# Modules of ours that a command imports, where its answer is kept. These numbers only ever become smaller.
+MODULES = {("--help",): 15, ("plan", "--help"): 67, QUESTIONS[1]: 84, QUESTIONS[2]: 84}
+
+
+@pytest.mark.parametrize("words", MODULES, ids=" ".join)
+def test_a_kept_answer_imports_little(words: tuple[str, ...], cache: Path) -> None:
+    code = "import atexit, sys; from foretrain.cli import main; sys.argv[0] = 'foretrain'; "
+    code += "atexit.register(lambda: print(*sys.modules, file=sys.stderr)); main()"
+    command = [sys.executable, "-c", code, *words]
+    _, run = (subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(2))
+    imported = run.stderr.split()
+    ours = [name for name in imported if name.partition(".")[0] == "foretrain"]
+    assert len(ours) <= MODULES[words], sorted(ours)
+    assert "importlib.metadata" not in imported
+    assert ("pydantic" in imported) == (words != ("--help",))
 
 
 def test_an_answer_is_of_all_code_and_tables(own_directory: Path) -> None:

@@ -13,7 +13,6 @@ from foretrain.base.errors import UserError
 from foretrain.base.installation import Later
 from foretrain.config.resolve import ResolvedConfig
 from foretrain.predict.plan import Plan
-from foretrain.predict.plan import plan as predict_plan
 
 if TYPE_CHECKING:
     from foretrain.advice import confirm
@@ -54,11 +53,8 @@ def base_plan(
     used_by_others: str,
     price: str | None,
     option: str = "--used-by-others",
-    *,
-    by: Callable[..., Plan] = predict_plan,
 ) -> Plan:
-    """The plan of the run as it is, on the one card that was named. `by`: as in `app.plan.make_plan`. Raises
-    UserError."""
+    """The plan of the run as it is, on the one card that was named. Raises UserError."""
     found = targets(gpu, used_by_others, resolved.config, option)
     if len(found) > 1:
         raise UserError("usage.one_card_advise", count=len(found))
@@ -67,7 +63,7 @@ def base_plan(
     own = rents(price, resolved.config).get(found[0].gpu.name)
     if own is not None:
         resolved = replace(resolved, config=resolved.config.model_copy(update={"price_per_hour": own}))
-    return make_plans(resolved, found, Limits(), by=by)[0]
+    return make_plans(resolved, found, Limits())[0]
 
 
 def advices(base: Plan, goal: Goal | None, price: str | None = None) -> Advices:

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from foretrain.advice.best import Best, best
 from foretrain.app.plan import DataOf, make_plan
 from foretrain.base.errors import UserError
+from foretrain.base.installation import Later
 from foretrain.base.quantities import Limit, currency_code, parse_count, parse_limit, parse_price, read
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import ResolvedConfig
@@ -15,11 +15,15 @@ from foretrain.config.writer import check_writable
 from foretrain.data.corpus import data_of_config
 from foretrain.hardware.catalogue import Gpu, find
 from foretrain.hardware.devices import Target
-from foretrain.predict.plan import Plan
-from foretrain.predict.plan import plan as predict_plan
-from foretrain.predict.ranks import ClusterPlan
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from foretrain.advice import best as models
+    from foretrain.advice.best import Best
+    from foretrain.predict import plan as planner
+    from foretrain.predict.plan import Plan
+    from foretrain.predict.ranks import ClusterPlan
+else:
+    models, planner = Later("foretrain.advice.best"), Later("foretrain.predict.plan")
 
 
 @dataclass(frozen=True)
@@ -135,23 +139,27 @@ def rents(price: str | None, config: RunConfig) -> dict[str, float]:
 
 
 def make_plans(
-    resolved: ResolvedConfig, found: Sequence[Target], limits: Limits, step_time: float | None = None,
-    logged_mfu: float | None = None, by: Callable[..., Plan] = predict_plan, data_of: DataOf = data_of_config,
-) -> list[Plan]:  # fmt: skip
-    """A plan for each target, with its own rent where one is given for it. `by`, `data_of`: as in `make_plan`."""
+    resolved: ResolvedConfig,
+    found: Sequence[Target],
+    limits: Limits,
+    step_time: float | None = None,
+    logged_mfu: float | None = None,
+    data_of: DataOf = data_of_config,
+) -> "list[Plan]":
+    """A plan for each target, with its own rent where one is given for it. `data_of`: as in `make_plan`."""
     prices = prices_of(limits, resolved.config, [target.gpu for target in found])
     plans = []
     for target, rent in zip(found, prices, strict=True):
         own = replace(resolved, config=resolved.config.model_copy(update={"price_per_hour": rent}))
-        plans.append(make_plan(own, target, step_time, logged_mfu, data_of, by))
+        plans.append(make_plan(own, target, step_time, logged_mfu, data_of))
     return plans
 
 
 def best_of(
-    plan: Plan | ClusterPlan, limits: Limits, listen: Callable[[int, int], None] = lambda done, of: None
-) -> Best:
+    plan: "Plan | ClusterPlan", limits: Limits, listen: Callable[[int, int], None] = lambda done, of: None
+) -> "Best":
     """What --best asks of a plan. `listen`: how many of how many models are looked at."""
     if plan.timing is not None and plan.timing.source.startswith("measured"):
         raise UserError("usage.best_speed")
-    step = plan.step if isinstance(plan, Plan) else "foretrain"
-    return best(plan, limits.limit(), step, limits.given, listen)
+    step = plan.step if isinstance(plan, planner.Plan) else "foretrain"
+    return models.best(plan, limits.limit(), step, limits.given, listen)

@@ -9,27 +9,35 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from foretrain.advice.micro_batch import Choice, choose
-from foretrain.analysis.log_checks import CLOCK_HEADROOM, utilization
 from foretrain.base.errors import UserError
+from foretrain.base.installation import Later
+from foretrain.base.records import Note
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import ResolvedConfig, Trainer, from_values, resolve
 from foretrain.config.shape import ModelShape
 from foretrain.config.words import Vocabulary, as_word
 from foretrain.data.corpus import ConfigData, data_of_config
-from foretrain.data.dataset import DatasetInfo
 from foretrain.hardware import devices
 from foretrain.hardware.catalogue import NANOGPT_PEAK_FLOP_PER_S, DetectedGpu, Gpu, detect, stated_bytes
 from foretrain.hardware.cluster import cluster
 from foretrain.hardware.devices import Target
-from foretrain.predict.plan import Note, Plan, available
-from foretrain.predict.plan import plan as predict_plan
-from foretrain.predict.spec import choose_dtype
+
+if TYPE_CHECKING:
+    from foretrain.advice import micro_batch
+    from foretrain.advice.micro_batch import Choice
+    from foretrain.analysis import log_checks
+    from foretrain.data.dataset import DatasetInfo
+    from foretrain.predict import plan as planner
+    from foretrain.predict import spec
+    from foretrain.predict.plan import Plan
+else:  # an answer that is kept needs none of them
+    micro_batch, log_checks = Later("foretrain.advice.micro_batch"), Later("foretrain.analysis.log_checks")
+    planner, spec = Later("foretrain.predict.plan"), Later("foretrain.predict.spec")
 
 
-def data_notes(config: RunConfig, info: DatasetInfo | None) -> Iterator[Note]:
+def data_notes(config: RunConfig, info: "DatasetInfo | None") -> Iterator[Note]:
     """Of a dataset that is here and was prepared by foretrain, or is a mixture."""
     if info is None or info.format not in ("foretrain", "mix") or config.eval_only:
         return
@@ -85,7 +93,7 @@ def plan(
     used_by_others: str | int = 0,
     step_s: float | None = None,
     **options: Any,
-) -> Plan:
+) -> "Plan":
     """The forecast for a config on a card: `foretrain.plan("gpt2-124m", gpu="RTX 4070", batch_size=8)`.
 
     `config`: a preset, a path of a TOML file or of a nanoGPT config (parsed, never run), words as on the command line,
@@ -169,11 +177,14 @@ def words_of_cards(cards: Cards, words: Sequence[str], vocabulary: Vocabulary) -
 
 
 def make_plan(
-    resolved: ResolvedConfig, target: Target, step_time: float | None = None, logged_mfu: float | None = None,
-    data_of: DataOf = data_of_config, by: Callable[..., Plan] = predict_plan,
-) -> Plan:  # fmt: skip
+    resolved: ResolvedConfig,
+    target: Target,
+    step_time: float | None = None,
+    logged_mfu: float | None = None,
+    data_of: DataOf = data_of_config,
+) -> "Plan":
     """The plan of a resolved config on a target, with the dataset of this machine where it is there. `data_of`: what
-    looks for the dataset; `by`: what plans (app/kept_answers has another)."""
+    looks for the dataset."""
     data = data_of(resolved)
     config = data.config
     if step_time is not None and logged_mfu is not None:
@@ -187,7 +198,7 @@ def make_plan(
     if step_time is not None:
         _check_speed(config, target.gpu, step_time, logged_mfu)
     decided = auto_batch(config, target, resolved.step) if config.auto_batch_size else None
-    made = by(
+    made = planner.plan(
         decided.config if decided else config, target.gpu, name=resolved.name,
         used_by_others_bytes=target.used_by_others_bytes,
         dataset_tokens=data.tokens, dataset_source=data.source, logged_step_s=step_time,
@@ -211,10 +222,10 @@ def _check_device(resolved: ResolvedConfig, gpu: Gpu) -> None:
 
 def _check_speed(config: RunConfig, gpu: Gpu, step_s: float, logged_mfu: float | None) -> None:
     """Raise UserError for a measured speed that this device cannot have."""
-    peak = gpu.matmul_peak_flop_per_s(config.matmul, choose_dtype(config, gpu)[0])
-    used = utilization(config, gpu, step_s)
+    peak = gpu.matmul_peak_flop_per_s(config.matmul, spec.choose_dtype(config, gpu)[0])
+    used = log_checks.utilization(config, gpu, step_s)
     flop_per_s = used.tokens_per_s * used.causal_flops_per_token
-    if peak is None or flop_per_s <= CLOCK_HEADROOM * peak:
+    if peak is None or flop_per_s <= log_checks.CLOCK_HEADROOM * peak:
         return
     option, value = ("--step-time", step_s) if logged_mfu is None else ("--logged-mfu", logged_mfu)
     id = "usage.step_time_impossible" if logged_mfu is None else "usage.logged_mfu_impossible"
@@ -224,10 +235,10 @@ def _check_speed(config: RunConfig, gpu: Gpu, step_s: float, logged_mfu: float |
     )  # fmt: skip
 
 
-def auto_batch(config: RunConfig, target: Target, step: Trainer) -> Choice:
+def auto_batch(config: RunConfig, target: Target, step: Trainer) -> "Choice":
     """The micro-batch that batch_size = auto gives on a target."""
-    room, _ = available(config, target.gpu, target.used_by_others_bytes)
-    return choose(config, target.gpu, choose_dtype(config, target.gpu)[0], room, step)
+    room, _ = planner.available(config, target.gpu, target.used_by_others_bytes)
+    return micro_batch.choose(config, target.gpu, spec.choose_dtype(config, target.gpu)[0], room, step)
 
 
 def with_dataset(resolved: ResolvedConfig) -> RunConfig:

@@ -1,7 +1,7 @@
 """What is asked of a run: words and cards become a request, one class for each kind of run, which plans, traces and
 explains it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -11,18 +11,11 @@ from foretrain.app.plan import Cards, DataOf, Listen, Look, targets
 from foretrain.base.errors import UserError
 from foretrain.base.installation import Later
 from foretrain.base.records import Note
-from foretrain.config.hub.facts import ModelSource
 from foretrain.config.option import Option
 from foretrain.config.options import OPTIONS
 from foretrain.config.presets import is_surely_asked
 from foretrain.config.resolve import ResolvedConfig, resolve
 from foretrain.data.corpus import data_of_config
-from foretrain.predict.forecast import Forecast
-from foretrain.predict.largest import Largest
-from foretrain.predict.plan import Plan
-from foretrain.predict.plan import plan as predict_plan
-from foretrain.predict.pretraining import of_cluster, of_plan
-from foretrain.predict.ranks import ClusterPlan, rank_of
 
 if TYPE_CHECKING:
     from foretrain.analysis.components import Explanation
@@ -30,9 +23,15 @@ if TYPE_CHECKING:
     from foretrain.app import exact, generation
     from foretrain.app.finetuning import request as finetuning
     from foretrain.app.ranks import plan as ranks
+    from foretrain.config.hub.facts import ModelSource
+    from foretrain.predict import pretraining
+    from foretrain.predict import ranks as cluster
+    from foretrain.predict.forecast import Forecast
+    from foretrain.predict.largest import Largest
 else:  # a plan waits for its own kind of run alone, and for traces where it has some
     exact, generation = Later("foretrain.app.exact"), Later("foretrain.app.generation")
     finetuning, ranks = Later("foretrain.app.finetuning.request"), Later("foretrain.app.ranks.plan")
+    pretraining, cluster = Later("foretrain.predict.pretraining"), Later("foretrain.predict.ranks")
 
 
 class PlanRequest(Protocol):
@@ -69,18 +68,16 @@ class PlanRequest(Protocol):
         """Return a plan for each card. Raises UserError."""
         ...
 
-    def forecast(self, plan: Any) -> Forecast: ...
+    def forecast(self, plan: Any) -> "Forecast": ...
     def explained(self, plan: Any, listen: Listen, look: Look) -> "Explanation | FineTuneExplanation": ...
 
 
 @dataclass(frozen=True)
 class PretrainingRequest:
-    """A config on one card, or on each of several. `by`: what plans; kept_answers.py has another. `data_of`: what
-    looks for its dataset."""
+    """A config on one card, or on each of several. `data_of`: what looks for its dataset."""
 
     resolved: ResolvedConfig
     cards: Cards
-    by: Callable[..., Plan] = predict_plan
     data_of: DataOf = data_of_config
     kind = "pretraining"
     explains_traced = True
@@ -116,12 +113,12 @@ class PretrainingRequest:
         if len(found) > 1 and (step_s is not None or logged_mfu is not None):
             option = "--step-time" if step_s is not None else "--logged-mfu"
             raise UserError("usage.one_speed", option=option, count=len(found))
-        return make_plans(resolved, found, limits, step_s, logged_mfu, self.by, self.data_of)
+        return make_plans(resolved, found, limits, step_s, logged_mfu, self.data_of)
 
-    def forecast(self, plan: Any) -> Forecast:
-        return of_plan(plan)
+    def forecast(self, plan: Any) -> "Forecast":
+        return pretraining.of_plan(plan)
 
-    def largest(self, plan: Any, option: str, listen: Listen, look: Look) -> Largest:
+    def largest(self, plan: Any, option: str, listen: Listen, look: Look) -> "Largest":
         return exact.largest(plan, option, listen, look.alloc_conf)
 
     def traced(self, plan: Any, listen: Listen, look: Look) -> Any:
@@ -147,20 +144,20 @@ class CardsRequest(PretrainingRequest):
             raise UserError("usage.finetune_largest_alone", option="--exact")
         super().check(limits, look=look, traced=traced, largest=largest)
 
-    def plans(self, limits: Limits, step_s: float | None = None, logged_mfu: float | None = None) -> list[ClusterPlan]:
+    def plans(self, limits: Limits, step_s: float | None = None, logged_mfu: float | None = None) -> list[Any]:
         return ranks.answers(self.resolved, self.cards, limits, step_s, self.data_of)
 
-    def forecast(self, plan: Any) -> Forecast:
-        return of_cluster(plan)
+    def forecast(self, plan: Any) -> "Forecast":
+        return pretraining.of_cluster(plan)
 
     def traced(self, plan: Any, listen: Listen, look: Look) -> Any:
         return ranks.traced_cluster(plan, listen, alloc_conf=look.alloc_conf)
 
     def explained(self, plan: Any, listen: Listen, look: Look) -> "Explanation":
-        return super().explained(rank_of(plan), listen, look)
+        return super().explained(cluster.rank_of(plan), listen, look)
 
     def write_snapshot(self, plan: Any, path: Path, listen: Listen, look: Look) -> None:
-        super().write_snapshot(rank_of(plan), path, listen, look)
+        super().write_snapshot(cluster.rank_of(plan), path, listen, look)
 
 
 GENERATES = "--inference"  # among the words of a run that generates text
@@ -176,7 +173,7 @@ def kind_of(words: Sequence[str], cards: Cards, *, inference: bool = False) -> s
 
 
 def request_of(
-    kind: str, words: Sequence[str], cards: Cards, data_tokens: str = "", model: ModelSource | None = None
+    kind: str, words: Sequence[str], cards: Cards, data_tokens: str = "", model: "ModelSource | None" = None
 ) -> PlanRequest:
     """Return what these words ask of this kind of run. `model`: the one that the first word names, where it is known;
     then no path is looked at. Raises UserError; ConfigError names every problem of a config."""

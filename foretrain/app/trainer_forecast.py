@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from foretrain.app.finetune import FineTuneQuestion, traced
 from foretrain.base.bugs import redacted
 from foretrain.base.errors import UserError
+from foretrain.base.installation import installed
 from foretrain.base.records import Note
 from foretrain.base.units import GIB
 from foretrain.config.finetune import live
@@ -147,9 +147,10 @@ def new_record(trainer: Any, arguments: Any, state: Any, model: Any, device: tor
     parameters = list(model.parameters())
     written = arguments.to_dict()
     settings = {key: _plain(written[key]) for key in LEARNING if written.get(key) is not None}
+    versions = {package: version for package in PACKAGES if (version := installed(package))}
     return TrainerRun(
         id=name, name=redacted([name])[0], status="running", started_at=now(),
-        trainer=type(trainer).__name__ if trainer is not None else "Trainer", versions=dict(_versions()),
+        trainer=type(trainer).__name__ if trainer is not None else "Trainer", versions=versions,
         device=_name_of(device), kind=device.type,
         cards=max(1, int(getattr(arguments, "world_size", 1) or 1), int(getattr(arguments, "n_gpu", 1) or 1)),
         settings=settings, n_params=sum(p.numel() for p in parameters),
@@ -160,13 +161,3 @@ def new_record(trainer: Any, arguments: Any, state: Any, model: Any, device: tor
 
 def _plain(value: Any) -> Setting:
     return value if isinstance(value, bool | int | float | str) else str(value)
-
-
-def _versions() -> Mapping[str, str]:
-    found = {}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found

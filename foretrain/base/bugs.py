@@ -3,19 +3,17 @@
 import os
 import platform
 import re
-import secrets
 import sys
 import tempfile
 import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import NoReturn
 
 from foretrain.base.errors import UserError
-from foretrain.base.installation import cache_folder
+from foretrain.base.installation import cache_folder, installed
 
 _HIDDEN = "…"
 # A name that ends in `token` holds a secret, except a vocabulary's; so does one with any of _KEYS in it.
@@ -28,23 +26,23 @@ _KEYS = (
     r"|(?:api|access|private|account|storage|encryption|signing|hf|hub|github|wandb|comet|neptune|clearml)[-_.]?key"
 )
 _NAME = rf"(?<![\w.-])(?!{_VOCABULARY})[\w.-]*(?:token|(?:{_KEYS})[\w.-]*)(?![\w.-])"
-_OPTION = re.compile(rf"(?i)(?=-){_NAME}")
-_WHOLE = re.compile(rf"(?i)({_NAME}=).*", re.DOTALL)
-_WITHIN = re.compile(
+# Patterns are compiled when something is redacted: that takes as long as reading the config of a plan.
+_OPTION = rf"(?i)(?=-){_NAME}"
+_WHOLE = rf"(?is)({_NAME}=).*"
+_WITHIN = (
     rf"(?i)({_NAME}[\"']?\s*[=:]\s*|(?=-){_NAME}\s+)(?:(?:bearer|basic|token)\s+)?(?:\"[^\"]*\"?|'[^']*'?|[^\s&;,\"']+)"
 )
-_ADDRESS = re.compile(r"(://)(?:[^\s/@:]*:[^\s@]+|[^\s/@]+)@")  # user:password@host, and token@host
-_BEARER = re.compile(r"(?i)(\bbearer\s+)[^\s\"']+")
-_VALUE = re.compile(  # what tokens and keys of well-known services look like
-    r"(?<![A-Za-z0-9_-])(?:"
+_ADDRESS = r"(://)(?:[^\s/@:]*:[^\s@]+|[^\s/@]+)@"  # user:password@host, and token@host
+_BEARER = r"(?i)(\bbearer\s+)[^\s\"']+"
+_VALUE = (  # what tokens and keys of well-known services look like
+    r"(?s)(?<![A-Za-z0-9_-])(?:"
     r"(?:hf|api_org|gh[opsur]|github_pat|npm|dckr_pat|gsk|r8|lsv2|wandb_v1)_[A-Za-z0-9_]{10,}(?![\w.-])"
     r"|(?:sk|rk|pk|glpat|pypi|xox[abeprs]|xapp|nvapi|rpa)-[\w-]{10,}|sk_(?:live|test)_\w+"
     r"|A(?:KI|SI|ID|RO)A[A-Z0-9]{12,}|AIza[\w-]{30,}|ya29\.[\w-]+|eyJ[\w-]{10,}\.[\w.-]+"
     r"|[0-9a-f]{40}(?![0-9a-zA-Z_]))"
-    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*",
-    re.DOTALL,
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*"
 )
-_REVISION = re.compile(r"[0-9a-f]{40}")  # also what a commit looks like, which a message may name
+_REVISION = r"[0-9a-f]{40}"  # also what a commit looks like, which a message may name
 
 
 def redacted(command: Sequence[str]) -> tuple[str, ...]:
@@ -52,12 +50,12 @@ def redacted(command: Sequence[str]) -> tuple[str, ...]:
     hide = False
     for word in command:
         words.append(_HIDDEN if hide else _redacted(word))
-        hide = bool(_OPTION.fullmatch(word))
+        hide = bool(re.fullmatch(_OPTION, word))
     return tuple(words)
 
 
 def redacted_message(text: str) -> str:
-    shown = _VALUE.sub(lambda found: found[0] if _REVISION.fullmatch(found[0]) else _HIDDEN, text)
+    shown = re.sub(_VALUE, lambda found: found[0] if re.fullmatch(_REVISION, found[0]) else _HIDDEN, text)
     return re.sub(r"(://)[^\s/@:]*:[^\s/@]+@", rf"\g<1>{_HIDDEN}@", shown)
 
 
@@ -65,17 +63,17 @@ def without_password(address: str) -> str:
     """Refuse an address that holds a secret, as records and messages name it. Raises UserError."""
     shown = redacted((address,))[0]
     user = address.partition("://")[2].partition("@")[0]
-    if shown != address and (":" in user or "=" in address or _VALUE.search(user)):
+    if shown != address and (":" in user or "=" in address or re.search(_VALUE, user)):
         raise UserError("usage.secret_in_address", address=shown)
     return address
 
 
 def _redacted(word: str) -> str:
-    if whole := _WHOLE.fullmatch(word):
+    if whole := re.fullmatch(_WHOLE, word):
         return f"{whole[1]}{_HIDDEN}"
     for pattern in (_WITHIN, _BEARER):
-        word = pattern.sub(rf"\g<1>{_HIDDEN}", word)
-    return _VALUE.sub(_HIDDEN, _ADDRESS.sub(rf"\g<1>{_HIDDEN}@", word))
+        word = re.sub(pattern, rf"\g<1>{_HIDDEN}", word)
+    return re.sub(_VALUE, _HIDDEN, re.sub(_ADDRESS, rf"\g<1>{_HIDDEN}@", word))
 
 
 # A bug of foretrain's own in one sentence: what went wrong, at which line, and the file with traceback, versions and
@@ -133,9 +131,10 @@ def _where(error: BaseException) -> str:
 
 
 def _write_traceback(error: BaseException) -> str | None:
+    version = installed("foretrain") or "(not installed)"
     text = "\n".join(
         [
-            f"foretrain {_version()}, Python {platform.python_version()}, {platform.platform()}",
+            f"foretrain {version}, Python {platform.python_version()}, {platform.platform()}",
             f"command: {' '.join(redacted(sys.argv))}", "",
             redacted_message("".join(traceback.format_exception(error))),
         ]
@@ -144,7 +143,7 @@ def _write_traceback(error: BaseException) -> str | None:
 
 
 def write_text_file(text: str, what: str) -> str | None:
-    name = f"{what}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}.txt"
+    name = f"{what}-{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(3).hex()}.txt"
     for folder in (cache_folder() / "bugs", Path(tempfile.gettempdir())):
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -156,10 +155,3 @@ def write_text_file(text: str, what: str) -> str | None:
             continue
         return str(path)
     return None
-
-
-def _version() -> str:
-    try:
-        return metadata.version("foretrain")
-    except metadata.PackageNotFoundError:
-        return "(not installed)"

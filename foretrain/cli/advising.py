@@ -15,7 +15,6 @@ from foretrain.advice.first_answer import changed_command
 from foretrain.advice.record import SCHEMA, Advice, Advices, to_set, with_settings
 from foretrain.advice.rules.base import Goal
 from foretrain.app import advise
-from foretrain.app import kept_answers as kept_advice
 from foretrain.app.limits import Limits
 from foretrain.base import files as bounded
 from foretrain.base.errors import UserError
@@ -97,9 +96,9 @@ def _searched(request: Any, given: dict[str, Any]) -> tuple[Any, Advices]:
     """The plan and all its changes, with what traces say where they are asked for."""
     goal, count = given["goal"] or None, max(given["apply"], given["top"] or TRACED)
     if request.kind == "pretraining":
-        base = kept_advice.base_plan(request.resolved, given["gpu"], given["others"], given["price"])
+        base = advise.base_plan(request.resolved, given["gpu"], given["others"], given["price"])
         with working(say("advice.searching"), quiet=given["quiet"] or goal != "quality"):
-            found = kept_advice.advices(base, goal, given["price"])
+            found = advise.advices(base, goal, given["price"])
         if given["exact"]:
             check_depth(Depth(exact=True, quiet=given["quiet"]), ())
             with progress(given["quiet"]) as listen:

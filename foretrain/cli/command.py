@@ -13,12 +13,11 @@ import click
 from click.shell_completion import CompletionItem
 
 from foretrain.base.errors import ConfigError, UserError
+from foretrain.base.installation import GPU_FILE_VARIABLE, Later
 from foretrain.cli import common, completion
 from foretrain.cli.common import own_words, wrong_value
-from foretrain.config.options import OPTIONS
-from foretrain.config.resolve import ALIASES
-from foretrain.hardware.catalogue import GPU_FILE_VARIABLE, catalogue
 
+config, hardware = Later("foretrain.config.resolve"), Later("foretrain.hardware.catalogue")
 _UNKNOWN = ("config.unknown_key", "config.unknown_key_near")
 _CLOSE = 0.1  # what is this much less like it than the best is not named
 
@@ -58,7 +57,8 @@ def of_an_option(problem: UserError, ctx: click.Context) -> UserError:
     typed = option.startswith("-") and any(word.partition("=")[0] == option for word in own_words())
     if problem.id not in _UNKNOWN or not typed:
         return problem
-    near = nearest(option, [*_spellings(ctx.command.get_params(ctx)), *(f"--{name}" for name in (*OPTIONS, *ALIASES))])
+    known = [f"--{name}" for name in (*config.OPTIONS, *config.ALIASES)]
+    near = nearest(option, _spellings(ctx.command.get_params(ctx)) + known)
     id = "config.no_such_option_near" if near else "config.no_such_option"
     return UserError(id, option=option, near=near, command=ctx.command_path)
 
@@ -186,7 +186,7 @@ def _choose_cards(ctx: click.Context, param: click.Parameter, value: Path | None
     """Child processes read the file, too. Raises UserError 'gpu.bad_file'."""
     if value is not None:
         os.environ[GPU_FILE_VARIABLE] = str(value.absolute())
-        catalogue()
+        hardware.catalogue()
 
 
 LANG = click.Option(

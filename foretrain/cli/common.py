@@ -6,18 +6,21 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.text import Text
 
 from foretrain.base import messages
 from foretrain.base.bugs import redacted_message
 from foretrain.base.errors import ConfigError, UserError
+from foretrain.base.installation import Later
 from foretrain.base.messages import listed, printable, say
-from foretrain.base.records import Note
 
+if TYPE_CHECKING:
+    from foretrain.base.records import Note
+
+bars: Any = Later("rich.progress")
 OUT = Console(highlight=False)
 ERR = Console(stderr=True, highlight=False)
 for _console in (OUT, ERR):
@@ -77,7 +80,7 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
     return {"values": json.loads(redacted_message(json.dumps(values, default=str)), parse_constant=str)}
 
 
-def print_said(notes: Iterable[Note], *, quiet: bool) -> None:
+def print_said(notes: "Iterable[Note]", *, quiet: bool) -> None:
     """What a user should know of a reading, on stderr."""
     for note in () if quiet else notes:
         ERR.print(noted(say(f"note.{note.id}", **note.values)), soft_wrap=True)
@@ -142,20 +145,21 @@ def bytes_bar(label: str, total: int, *, quiet: bool) -> Iterator["Bar"]:
     if quiet or not total or not ERR.is_terminal:
         yield Bar(None, None)
         return
-    columns = (TextColumn("{task.description}"), BarColumn(20), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=ERR, transient=True) as progress:
+    columns = (bars.TextColumn("{task.description}"), bars.BarColumn(20), bars.DownloadColumn())
+    columns += (bars.TransferSpeedColumn(), bars.TimeRemainingColumn())
+    with bars.Progress(*columns, console=ERR, transient=True) as progress:
         yield Bar(progress, progress.add_task(printable(label), total=total))
 
 
 class Bar:
     """Takes counts of bytes."""
 
-    def __init__(self, progress: Progress | None, task: int | None) -> None:
+    def __init__(self, progress: Any, task: int | None) -> None:
         self._progress, self._task = progress, task
 
     def __call__(self, count: int) -> None:
         if self._progress is not None and self._task is not None:
-            self._progress.advance(self._task, count)  # type: ignore[arg-type]
+            self._progress.advance(self._task, count)
 
 
 # English unless another language is asked for, whatever the system's locale says: most terminals cannot show Arabic in

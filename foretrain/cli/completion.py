@@ -8,15 +8,14 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 from foretrain.base import messages
+from foretrain.base.installation import Later
 from foretrain.base.messages import listed, printable, say
 from foretrain.base.process_memory import system
 from foretrain.cli.common import ERR, wrong_value
-from foretrain.config.finetune.options import FINETUNE_OPTIONS
-from foretrain.config.inference import WORDS
-from foretrain.config.options import OPTIONS
-from foretrain.config.presets import PRESET_ALIASES, PRESETS
-from foretrain.hardware.catalogue import catalogue
 
+finetuning, inference = Later("foretrain.config.finetune.options"), Later("foretrain.config.inference")
+presets, pretraining = Later("foretrain.config.presets"), Later("foretrain.config.options")
+hardware = Later("foretrain.hardware.catalogue")
 VARIABLE = "_FORETRAIN_COMPLETE"
 # {shell: (where its script goes, the file that it reads when it starts, what has to stand in that)}
 PLACES = {
@@ -30,7 +29,7 @@ POWERSHELLS = ("powershell", "pwsh")
 def cards(incomplete: str) -> list[str]:
     """Names of cards that begin with this, in a form without blanks; the last one of a list such as 3060,40."""
     before, comma, last = incomplete.rpartition(",")
-    names = ["auto", "cpu", *(name.replace(" ", "-") for name in catalogue())]
+    names = ["auto", "cpu", *(name.replace(" ", "-") for name in hardware.catalogue())]
     if last[:1].isdigit():
         names = [name.removeprefix("RTX-") for name in names]
     return [before + comma + name for name in names if name.lower().startswith(last.lower())]
@@ -38,7 +37,7 @@ def cards(incomplete: str) -> list[str]:
 
 def configs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Files, which are the shell's own, and presets that begin with this."""
-    names = (name for name in (*PRESETS, *PRESET_ALIASES) if name.startswith(incomplete))
+    names = (name for name in (*presets.PRESETS, *presets.PRESET_ALIASES) if name.startswith(incomplete))
     return [CompletionItem(incomplete, type="file"), *map(CompletionItem, names)]
 
 
@@ -50,8 +49,8 @@ def among(words: Callable[[], Sequence[str]]) -> Callable[[click.Context, click.
 def config_options(incomplete: str, command: str = "") -> list[str]:
     """Options of a command's runs that begin with this, in either spelling: --n_layer=, --n-layer=."""
     written = "--" + incomplete.removeprefix("--").replace("-", "_")
-    kinds = {"plan": (OPTIONS, FINETUNE_OPTIONS, WORDS.options), "advise": (OPTIONS, FINETUNE_OPTIONS, WORDS.options)}
-    names = dict.fromkeys(name for options in kinds.get(command, (OPTIONS,)) for name in options)
+    others = (finetuning.FINETUNE_OPTIONS, inference.WORDS.options) if command in ("plan", "advise") else ()
+    names = dict.fromkeys(name for options in (pretraining.OPTIONS, *others) for name in options)
     return [f"--{name}=" for name in names if f"--{name}".startswith(written)]
 
 

@@ -163,7 +163,7 @@ class DatasetIndex(Record):
     tokenizer: TokenizerInfo
     source: Source
     settings: Settings
-    counts: Counts = Counts()
+    counts: Counts = Field(default_factory=Counts)
     splits: dict[str, Split]
     foretrain_version: str = ""
 

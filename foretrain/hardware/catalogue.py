@@ -5,9 +5,11 @@ it is never taken for an A100. A user's own file may have such blocks: `--gpu-fi
 """
 
 import difflib
+import json
 import os
 import re
 import tomllib
+from collections.abc import Iterable
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -17,6 +19,7 @@ from pydantic import Field, ValidationError
 
 from foretrain.base.errors import UserError
 from foretrain.base.files import parse_toml, read_text
+from foretrain.base.installation import GPU_FILE_VARIABLE
 from foretrain.base.quantities import parse_bytes, read
 from foretrain.base.records import Note, Record
 from foretrain.base.units import GIB, MIB
@@ -34,7 +37,6 @@ HBM_BUS_BITS, HBM_LOSS, ECC_SHARE = 1024, 0.02, 1 / 16
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 MatmulMode = Literal["dtype", "fp8", "int8", "fp16_accumulation"]
-GPU_FILE_VARIABLE = "FORETRAIN_GPU_FILE"
 MOST_OWN_BYTES = 1 << 20
 NANOGPT_PEAK_FLOP_PER_S = 312e12  # karpathy/nanoGPT model.py estimate_mfu: an A100's bfloat16, for every card
 
@@ -185,7 +187,7 @@ class Gpu(Record):
             measured, peak = rates[each]
             if measured and peak:
                 return measured / peak
-        like = _built_in().get(self.sustained_like)
+        like = _built_in(self.sustained_like) if self.sustained_like in _blocks() else None
         share = like and like.sustained_share(dtype)
         if not like or not share or not self.fp16_dense_tflops:
             return None
@@ -238,19 +240,39 @@ def catalogue() -> dict[str, Gpu]:
     """Return all cards by name, in the order of the file; those of the user's own file come first. Raises UserError
     'gpu.bad_file' where that file cannot be read.
     """
-    return _catalogue(os.environ.get(GPU_FILE_VARIABLE, ""))
+    return {name: _card_of(name) for name in _names()}
+
+
+def _own() -> dict[str, Gpu]:
+    return _own_cards(os.environ.get(GPU_FILE_VARIABLE, ""))
 
 
 @cache
-def _catalogue(own_file: str) -> dict[str, Gpu]:
-    own = _own_cards(Path(own_file)) if own_file else {}
-    return own | {name: gpu for name, gpu in _built_in().items() if name not in own}
-
-
-@cache
-def _built_in() -> dict[str, Gpu]:
+def _blocks() -> dict[str, str]:
+    """Return the text below each name of gpus.toml. A plan reads the one of its card: all of them take 0.06 s."""
     text = (resources.files("foretrain.hardware") / "gpus.toml").read_text("utf-8")
-    return {name: _card(name, block) for name, block in tomllib.loads(text).items()}
+    return dict(block.split('"]\n', 1) for block in text.split('\n["')[1:])
+
+
+@cache
+def _built_in(name: str) -> Gpu:
+    return _card(name, tomllib.loads(_blocks()[name]))
+
+
+def _card_of(name: str) -> Gpu:
+    return _own().get(name) or _built_in(name)
+
+
+def _names() -> dict[str, Iterable[str]]:
+    """Return the aliases of each card of the catalogue, by its name."""
+    own = {name: gpu.aliases for name, gpu in _own().items()}
+    return own | {name: aliases for name, aliases in _aliases().items() if name not in own}
+
+
+@cache
+def _aliases() -> dict[str, Iterable[str]]:
+    found = {name: _ALIASES.search(block) for name, block in _blocks().items()}
+    return {name: json.loads(line[1]) if line else () for name, line in found.items()}
 
 
 def _card(name: str, block: dict[str, Any]) -> Gpu:
@@ -262,7 +284,11 @@ def _card(name: str, block: dict[str, Any]) -> Gpu:
     return gpu.model_copy(update=derived)
 
 
-def _own_cards(path: Path) -> dict[str, Gpu]:
+@cache
+def _own_cards(file: str) -> dict[str, Gpu]:
+    if not file:
+        return {}
+    path = Path(file)
     try:
         blocks = parse_toml(read_text(path, MOST_OWN_BYTES))
     except UnicodeDecodeError:
@@ -299,6 +325,7 @@ def _checked(gpu: Gpu) -> Gpu:
 _WORDS = re.compile(
     r"\(r\)|\(tm\)|nvidia|geforce|tesla|amd|radeon|instinct|intel|graphics|generation|\bgpu\b|[^a-z0-9]"
 )
+_ALIASES = re.compile(r"^aliases = (\[.*\])", re.MULTILINE)
 _VARIANT = re.compile(r"(sxm\d?|pcie|nvl)?(\d+gb)?(hbm\d)?|\d+core")
 _SIZED = re.compile(r"(?P<name>.*\S)[\s_-]+(?P<gib>\d{1,3})\s*gi?b?", re.IGNORECASE)
 _LINE = re.compile(r"(quadrortx|rtxpro|rtxa|titan|[a-z]*)(\d*)(.*)")
@@ -314,12 +341,14 @@ def _key(name: str) -> str:
 
 def _matches(key: str) -> list[Gpu]:
     """Return cards whose name or alias is this key, or is it but for the memory size, form factor or line."""
-    cards = [(gpu, _key(gpu.name)) for gpu in catalogue().values()]
-    return (
-        [gpu for gpu, name in cards if key in (name, *map(_key, gpu.aliases))]
-        or [gpu for gpu, name in cards if name.startswith(key) and _VARIANT.fullmatch(name[len(key) :])]
-        or [gpu for gpu, name in cards if key == re.sub("quadro|pro|ada$|maxq|server", "", name)]
+    names = _names()
+    cards = [(name, _key(name)) for name in names]
+    found = (
+        [name for name, short in cards if key in (short, *map(_key, names[name]))]
+        or [name for name, short in cards if short.startswith(key) and _VARIANT.fullmatch(short[len(key) :])]
+        or [name for name, short in cards if key == re.sub("quadro|pro|ada$|maxq|server", "", short)]
     )
+    return [_card_of(name) for name in found]
 
 
 def _named(name: str) -> list[Gpu]:

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
+from foretrain.base.installation import installed_torch
 from foretrain.base.units import KIB, MIB
 
 COMPILED_BYTES_2_0 = 1.35
@@ -111,11 +111,8 @@ def parse(text: str) -> Software | None:
 
 @cache
 def installed() -> Software | None:
-    """The torch of this environment, read from its metadata."""
-    try:
-        return parse(version("torch"))
-    except PackageNotFoundError:
-        return None
+    """The torch of this environment."""
+    return parse(installed_torch())
 
 
 @contextmanager

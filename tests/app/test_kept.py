@@ -2,24 +2,30 @@
 
 import json
 import os
-import re
+import subprocess
+import sys
 import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 from foretrain.app import kept_answers as kept
-from foretrain.app import kept_answers as kept_advice
-from foretrain.app.plan import plan
+from foretrain.app.plan import Cards, plan
+from foretrain.app.request import PretrainingRequest
 from foretrain.base import messages
 from foretrain.base.cache import Cache
-from foretrain.base.installation import Later
+from foretrain.base.installation import Later, installed
 from foretrain.base.quantities import parse_limit
+from foretrain.cli.commands import advise as advise_command
+from foretrain.cli.commands import plan as plan_command
 from foretrain.config.finetune.asked import how_chosen, is_asked
 from foretrain.config.options import RunConfig
 from foretrain.config.presets import PRESET_ALIASES, PRESETS, is_surely_asked
+from foretrain.config.resolve import resolve
 from foretrain.hardware.calibration import Calibration
-from foretrain.hardware.catalogue import find
+from foretrain.hardware.catalogue import catalogue, find
+from foretrain.hardware.devices import Target
 from foretrain.predict.memory import Asked, Ledger
 from foretrain.predict.plan import READINGS, seconds_by_steps
 from foretrain.predict.pretraining import spent_by_steps, with_steps
@@ -39,18 +45,12 @@ QUESTIONS = (
 @pytest.fixture
 def cache(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FORETRAIN_CACHE", str(own_directory / "kept"))
-    return own_directory / "kept" / "plans"
+    return own_directory / "kept" / "answers"
 
 
 def _no_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    def none(*_: object, **__: object) -> None:
-        raise AssertionError("it is computed again")
-
-    for module, name in (
-        (kept, "predict_plan"), (kept_advice, "first_answer"), (kept_advice, "shortened"),
-        (kept_advice.advise, "advices"), (kept_advice.limits, "best_of"),
-    ):  # fmt: skip
-        monkeypatch.setattr(module, name, none)
+    monkeypatch.setattr(plan_command, "printing", None)
+    monkeypatch.setattr(advise_command, "advising", None)
 
 
 @pytest.mark.parametrize("words", QUESTIONS, ids=["plan", "screen", "advise", "best"])
@@ -59,30 +59,42 @@ def test_an_answer_is_given_again_without_computing(
 ) -> None:
     first = foretrain(*words, code=0)
     _no_answers(monkeypatch)
-    again = foretrain(*words)
-    assert (again.stdout, again.returncode) == (first.stdout, 0)
+    again = foretrain(*words, code=0)
+    assert (again.stdout, again.stderr) == (first.stdout, first.stderr)
+    monkeypatch.setenv("COLUMNS", "60")
+    assert foretrain(*words).returncode != 0  # for another terminal it is drawn anew
 
 
 def test_an_answer_of_other_code_or_a_damaged_one_is_not_read(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = foretrain(*QUESTIONS[0])
-    (one, *_) = files = sorted(cache.iterdir())
+    (one,) = cache.iterdir()
     one.write_bytes(b"no gzip")
     assert foretrain(*QUESTIONS[0]).stdout == first.stdout
     monkeypatch.setattr(kept, "code", lambda: "another version")
     assert foretrain(*QUESTIONS[0]).stdout == first.stdout
-    assert len(list(cache.iterdir())) == 2 * len(files)
+    assert len(list(cache.iterdir())) == 2
     _no_answers(monkeypatch)
     monkeypatch.setattr(kept, "code", lambda: "a third version")
     assert foretrain(*QUESTIONS[0]).returncode != 0
 
 
-def test_what_depends_on_the_machine_is_not_kept(cache: Path) -> None:
-    assert foretrain("plan", *SMALL, "--gpu", "cpu", "--json").returncode == 0
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("plan", *SMALL, "--gpu", "cpu"),
+        ("plan", *SMALL, "--gpu", "4070", "--check"),
+        ("plan", *SMALL, "--gpu", "4070", "--full"),
+        ("plan", *SMALL, "--gpu", "4070", "--within", "1h", "--write", "found.toml"),
+        ("plan", *SMALL, "--gpus", "2 x RTX 4090"),
+    ],
+    ids=["cpu", "check", "full", "write", "cards"],
+)
+def test_what_more_than_its_words_decide_is_not_kept(words: tuple[str, ...], cache: Path) -> None:
+    assert foretrain(*words).returncode == 0
     assert not cache.exists()
 
 
-def test_what_a_calibrated_card_does_is_not_kept(cache: Path) -> None:
-    """Its measurements are in no record of a plan: an answer that is read back would be of the data sheet."""
+def test_what_a_calibrated_card_does_is_not_kept(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = Calibration(
         device="RTX 4070",
         driver="1",
@@ -93,18 +105,40 @@ def test_what_a_calibrated_card_does_is_not_kept(cache: Path) -> None:
         kernels=(),
         launch_s=1e-5,
     )
-    config = RunConfig(n_layer=2, n_head=2, n_embd=128)
-    kept.plan(config, find("RTX 4070").model_copy(update={"calibration": measured}))
-    assert not cache.exists()
-    kept.plan(config, find("RTX 4070"))
-    assert len(list(cache.iterdir())) == 1
+    request = PretrainingRequest(resolve([*SMALL]), Cards(gpu="4070"))
+    assert kept.path_of(request, "plan") is not None
+    assert kept.path_of(request, "plan") != kept.path_of(request, "advise")
+    gpu = find("RTX 4070").model_copy(update={"calibration": measured})
+    monkeypatch.setattr(kept, "targets", lambda *_: [Target(gpu, 0)])
+    assert kept.path_of(request, "plan") is None
 
 
-def test_all_rooms_that_decide_an_answer_are_hashed() -> None:
-    text = (REPO / "ARCHITECTURE.md").read_text("utf-8")
-    rooms = re.findall(r"^\| `(\w+)/` \|", text, re.MULTILINE)
-    (without,) = re.findall(r"^\| `advice/` \|[^|]+\| all above but ([\w, ]+) \|$", text, re.MULTILINE)
-    assert set(kept.ROOMS) == set(rooms[: rooms.index("advice") + 1]) - set(without.split(", "))
+# Modules of ours that a command imports, where its answer is kept. These numbers only ever become smaller.
+MODULES = {("--help",): 15, ("plan", "--help"): 67, QUESTIONS[1]: 84, QUESTIONS[2]: 84}
+
+
+@pytest.mark.parametrize("words", MODULES, ids=" ".join)
+def test_a_kept_answer_imports_little(words: tuple[str, ...], cache: Path) -> None:
+    code = "import atexit, sys; from foretrain.cli import main; sys.argv[0] = 'foretrain'; "
+    code += "atexit.register(lambda: print(*sys.modules, file=sys.stderr)); main()"
+    command = [sys.executable, "-c", code, *words]
+    _, run = (subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(2))
+    imported = run.stderr.split()
+    ours = [name for name in imported if name.partition(".")[0] == "foretrain"]
+    assert len(ours) <= MODULES[words], sorted(ours)
+    assert "importlib.metadata" not in imported
+    assert ("pydantic" in imported) == (words != ("--help",))
+
+
+def test_an_answer_is_of_all_code_and_tables(own_directory: Path) -> None:
+    assert (kept.PACKAGE / "app" / "kept_answers.py").is_file()
+    found = set()
+    for name, text in (("a.py", "1"), ("a.py", "12"), ("a/b.toml", "x = 1"), ("a/b.txt", "")):
+        (own_directory / "of" / name).parent.mkdir(parents=True, exist_ok=True)
+        (own_directory / "of" / name).write_text(text)
+        kept.code.cache_clear()
+        found.add(kept.code(own_directory / "of"))
+    assert len(found) == 3
 
 
 def test_a_cache_keeps_the_newest(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,6 +172,22 @@ def test_locales_are_read_as_tomllib_reads_them(name: str) -> None:
 )
 def test_other_toml_is_read_too(text: str) -> None:
     assert messages.read(text) == messages.flat(tomllib.loads(text))
+
+
+def test_the_catalogue_is_read_as_tomllib_reads_it() -> None:
+    blocks = tomllib.loads((REPO / "foretrain" / "hardware" / "gpus.toml").read_text("utf-8"))
+    assert list(catalogue()) == list(blocks)
+    for name, gpu in catalogue().items():
+        assert {key: getattr(gpu, key) for key in blocks[name]} == {
+            key: tuple(value) if isinstance(value, list) else value for key, value in blocks[name].items()
+        }
+        assert all(name in (found := find(alias)).name or name in found.choices for alias in gpu.aliases)
+
+
+def test_a_version_is_read_as_importlib_reads_it() -> None:
+    for package in metadata.distributions():
+        assert installed(package.metadata["Name"]) == package.version
+    assert installed("no-such-package") == ""
 
 
 def test_what_is_surely_pretraining_is_no_fine_tuning(own_directory: Path) -> None:

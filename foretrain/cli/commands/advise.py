@@ -60,4 +60,5 @@ foretrain advise llama-3.3-70b --inference --weights q4_k_m --gpu 3090   (genera
 def advise_command(context: click.Context, words: list[str], **given: object) -> None:
     """Find what to change: every option and technique, planned for your run and ranked by gain and cost."""
     request = reading.read(context, words)
-    advising.answer(context, request, reading.asked_of(context, request, words))
+    asked = reading.asked_of
+    reading.print_kept(context, request, lambda: advising.answer(context, request, asked(context, request, words)))

@@ -1,49 +1,14 @@
 """`foretrain plan`: what a run will take, before it is started."""
 
 from pathlib import Path
-from typing import Any
 
 import click
 
-from foretrain.app.limits import Limits
-from foretrain.app.ranks.job_files import JOB_KINDS
-from foretrain.app.ranks.job_files import write_job as write_job_of
-from foretrain.base.errors import UserError
-from foretrain.base.messages import option_help, option_unit
+from foretrain.base.installation import Later
 from foretrain.cli.command import OF_CONFIG, command, flag, json_option, option, quiet_option, words_argument
-from foretrain.cli.common import OUT, need_one_of, print_json
-from foretrain.cli.planning import exact as plan_exact
 from foretrain.cli.planning import options, reading
-from foretrain.cli.planning import printing as plan_print
-from foretrain.cli.planning.exact import Depth
-from foretrain.cli.planning.printing import Form, tell_written
-from foretrain.predict.largest import Largest
-from foretrain.predict.trace import interpreter
-from foretrain.reports import text
-from foretrain.reports.document import Document, Message, Section, Table
 
-
-def show_config_of(request: Any, limits: Limits, as_json: bool) -> None:
-    """Print the options of what is asked, as a table or as one JSON object."""
-    values, options, sources = request.settings(limits)
-    sources = {name: sources.get(name, "default") for name in options}
-    if as_json:
-        print_json({"schema": "foretrain.config/1", "config": values.model_dump(mode="json"), "sources": sources})
-        return
-    rows = tuple(
-        (
-            each.name,
-            str(getattr(values, each.name)),
-            option_unit(each.unit),
-            sources[each.name],
-            option_help(each.name, each.help, each.texts),
-        )
-        for each in options.values()
-    )
-    columns = tuple(Message(f"column.{name}") for name in ("key", "value", "unit", "source", "help"))
-    section = Section(Message("config.knobs"), (Table(columns, rows),))
-    text.render(Document(Message("config.title", {"name": request.name}), Message("config.subtitle"), [section]), OUT)
-
+printing = Later("foretrain.cli.planning.printing")
 
 EPILOG = """Examples:
 
@@ -155,98 +120,7 @@ Generating text takes --context, --batch, --weights, --kv, --prompt, --engine, -
 @json_option
 @quiet_option
 @click.pass_context
-def plan_command(
-    context: click.Context,
-    words: list[str],
-    gpu: str,
-    gpus: str,
-    link: str,
-    network: str,
-    others: str,
-    step_time: float | None,
-    logged_mfu: float | None,
-    check: bool,
-    inference: bool,
-    trainer: str,
-    exact: bool,
-    explain: bool,
-    observed: str,
-    process: str,
-    largest: str,
-    smallest_card: bool,
-    snapshot: Path | None,
-    alloc_conf: str,
-    python: str,
-    show_config: bool,
-    price: str | None,
-    co2: float | None,
-    within: str | None,
-    tokens: str | None,
-    best: bool,
-    data_tokens: str | None,
-    write: Path | None,
-    write_job: str,
-    full: bool,
-    oneline: bool,
-    as_json: bool,
-    quiet: bool,
-) -> None:
+def plan_command(context: click.Context, words: list[str], **given: object) -> None:
     """Plan a run: does it fit, how long, what does it cost, what limits it. Needs no GPU and no torch."""
     request = reading.read(context, words)
-    given = context.params
-    limits = Limits(price, co2, within, tokens, best, data_tokens, write, request.given)
-    if show_config:
-        show_config_of(request, limits, as_json)
-        return
-    depth = Depth(**{name: given[name] for name in Depth.__dataclass_fields__})
-    form = Form(full, oneline, as_json, reading.asked_of(context, request, words))
-    form.check(elsewhere="--explain" if explain else "--largest" if largest and not limits.asks else "")
-    plan_exact.check_depth(depth, request.files)
-    request.check(limits, look=depth.looks, traced=depth.traces, largest=largest)
-    if write_job:
-        need_one_of("--write-job", write_job, tuple(JOB_KINDS))
-    with interpreter.use_interpreter(python):
-        plans = request.plans(limits, step_time, logged_mfu)
-        _check_count(plans, depth, limits, alone=bool(write_job) or (bool(largest) and as_json))
-        answered, found = _answered(request, plans, limits, depth, form)
-    if write_job:
-        tell_written(write_job_of(write_job, plans[0], words), quiet=quiet)
-    if check and found is not None and found.value is None:
-        plan_print.exit_with(UserError("check.largest_nothing", option=largest, name=request.name, gpu=plans[0].place))
-    if check and not best:
-        plan_print.check(answered)
-
-
-def _check_count(plans: list[Any], depth: Depth, limits: Limits, *, alone: bool) -> None:
-    """Raise UserError for what can only be asked of one card, and for readings that no card can show. `alone`: one card
-    is needed in any case."""
-    plan_exact.check_readings(depth, [plan.gpu for plan in plans])
-    one = depth.looks or depth.smallest_card or alone or (depth.largest and limits.asks)
-    if one and len(plans) > 1:
-        raise UserError("usage.one_card", count=len(plans))
-
-
-def _answered(
-    request: Any, plans: list[Any], limits: Limits, depth: Depth, form: Form
-) -> tuple[list[Any], Largest | None]:
-    """Print what was asked; return the plans that --check is about, and what --largest found."""
-    found = None
-    if depth.smallest_card:
-        plan_print.smallest(plans[0], plan_exact.smallest(request, plans[0], depth), form)
-        return [], found
-    if depth.largest:
-        for plan in plans:
-            found = plan_exact.searched(request, plan, depth)
-            if found.value is None or not limits.asks:
-                plan_print.largest(plan, found, form)
-        if found is None or found.value is None or not limits.asks:
-            return [], found
-        plans = [request.with_option(plans[0], found.option, found.value)]
-    plans = plan_exact.deepened(request, plans, depth)
-    if depth.explain:
-        plan_exact.explain_command(request, plans[0], depth, as_json=form.as_json)
-    elif limits.asks and len(plans) == 1:
-        plan_print.answer(request, plans[0], limits, form, found)
-    else:
-        plan_print.plans(plans, form, limits)
-    return plans, found
+    reading.print_kept(context, request, lambda: printing.answer(context, request, words))

@@ -4,22 +4,26 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
+import click
 from click.exceptions import Exit
 
+from foretrain.advice.advisor import short_list
 from foretrain.advice.asked import Asked
 from foretrain.advice.cards import choose, compared
 from foretrain.advice.finetune import advices
-from foretrain.app import kept_answers as kept_advice
+from foretrain.advice.first_answer import first_answer
 from foretrain.app.finetune import searched
-from foretrain.app.limits import Limits
+from foretrain.app.limits import Limits, best_of
+from foretrain.app.ranks.job_files import JOB_KINDS, write_job
 from foretrain.base.errors import UserError
-from foretrain.base.installation import Later
-from foretrain.base.messages import printable, say
-from foretrain.cli.common import ERR, OUT, print_error, print_json, working
+from foretrain.base.installation import Later, installed
+from foretrain.base.messages import option_help, option_unit, printable, say
+from foretrain.cli.common import ERR, OUT, need_one_of, print_error, print_json, working
+from foretrain.cli.planning import exact, reading
+from foretrain.cli.planning.exact import Depth
 from foretrain.config import writer as config_writer
 from foretrain.config.options import RunConfig
 from foretrain.predict.finetune.plan import FineTunePlan
@@ -28,9 +32,10 @@ from foretrain.predict.inference.plan import InferencePlan
 from foretrain.predict.largest import Largest
 from foretrain.predict.plan import SCHEMA, Plan
 from foretrain.predict.ranks import ClusterPlan, rank_of
+from foretrain.predict.trace import interpreter
 from foretrain.predict.within import Within, within
 from foretrain.reports import text
-from foretrain.reports.document import Document, Message, Screen
+from foretrain.reports.document import Document, Message, Screen, Section, Table
 from foretrain.reports.views import first as first_view
 from foretrain.reports.views import limits as limits_view
 from foretrain.reports.views.shared import check_error
@@ -136,16 +141,16 @@ def one(plan: AnyPlan, form: Form) -> None:
     """Print one plan of any kind of run, with what to change."""
     brief = not (form.full or form.as_json)
     if isinstance(plan, Plan) and brief:
-        screen(first_view.screen(plan, kept_advice.first(plan, form.asked), form.asked))
+        screen(first_view.screen(plan, first_answer(plan, form.asked), form.asked))
         return
     changes = _changes(plan) if isinstance(plan, FineTunePlan | InferencePlan) else ()
     if form.as_json:
-        advice = kept_advice.short_list(plan) if isinstance(plan, Plan) else None
+        advice = short_list(plan, plan.step) if isinstance(plan, Plan) else None
         if isinstance(plan, FineTunePlan | InferencePlan) and changes:
             advice = advices(plan, changes)
         print_json({**plan.to_json(schema=SCHEMA), "advice": advice.model_dump(mode="json") if advice else None})
     elif isinstance(plan, Plan):
-        document(plan_view.document(plan, datetime.now(), kept_advice.short_list(plan)))
+        document(plan_view.document(plan, datetime.now(), short_list(plan, plan.step)))
     elif isinstance(plan, FineTunePlan):
         _shown(finetune_view.screen(plan, changes, form.asked) if brief else whole_view.document(plan, changes))
     elif isinstance(plan, ClusterPlan):
@@ -241,7 +246,7 @@ def write_config(config: RunConfig, path: Path, asked: Asked, before: dict[str, 
 def origin(asked: Asked) -> tuple[str, ...]:
     """What a written file says of where it is from."""
     command = shlex.join(("foretrain", asked.command, *asked.words, *asked.card_options()))
-    return (say("written.origin", command=command, version=version("foretrain")),)
+    return (say("written.origin", command=command, version=installed("foretrain")),)
 
 
 def tell_written(path: Path, *, quiet: bool) -> None:
@@ -256,12 +261,12 @@ def write_steps(plan: Plan | ClusterPlan, found: Within, path: Path, asked: Aske
     write_config(found.plan.config, path, asked, before)
 
 
-def answer(request: Any, plan: AnyPlan, limits: Limits, form: Form, largest: Largest | None = None) -> None:
+def within_limits(request: Any, plan: AnyPlan, limits: Limits, form: Form, largest: Largest | None = None) -> None:
     """Answer the inverse question that was asked. `largest`: what --largest found before."""
     if limits.best:
         assert isinstance(plan, Plan | ClusterPlan)
         with working(say("best.searching", share=0.0), quiet=form.asked.quiet) as show:
-            best = kept_advice.best(plan, limits, lambda done, of: show(say("best.searching", share=done / of)))
+            best = best_of(plan, limits, lambda done, of: show(say("best.searching", share=done / of)))
         if limits.write is not None:
             write_config(best.candidates[0].config, limits.write, form.asked)
         print_best(rank_of(plan) if isinstance(plan, ClusterPlan) else plan, best, form)
@@ -271,3 +276,90 @@ def answer(request: Any, plan: AnyPlan, limits: Limits, form: Form, largest: Lar
         assert isinstance(plan, Plan | ClusterPlan)
         write_steps(plan, found, limits.write, form.asked)
     print_within(plan, found, form, largest)
+
+
+def answer(context: click.Context, request: Any, words: list[str]) -> None:
+    """Print the answer to what the options of `plan` ask for. Raises UserError."""
+    given = context.params
+    limits = Limits(
+        **{name: given[name] for name in ("price", "co2", "within", "tokens", "best", "data_tokens", "write")},
+        given=request.given,
+    )
+    if given["show_config"]:
+        show_config_of(request, limits, given["as_json"])
+        return
+    depth = Depth(**{name: given[name] for name in Depth.__dataclass_fields__})
+    form = Form(given["full"], given["oneline"], given["as_json"], reading.asked_of(context, request, words))
+    form.check(elsewhere="--explain" if depth.explain else "--largest" if depth.largest and not limits.asks else "")
+    exact.check_depth(depth, request.files)
+    request.check(limits, look=depth.looks, traced=depth.traces, largest=depth.largest)
+    job = given["write_job"]
+    if job:
+        need_one_of("--write-job", job, tuple(JOB_KINDS))
+    with interpreter.use_interpreter(depth.python):
+        made = request.plans(limits, given["step_time"], given["logged_mfu"])
+        _check_count(made, depth, limits, alone=bool(job) or (bool(depth.largest) and form.as_json))
+        answered, found = _answered(request, made, limits, depth, form)
+    if job:
+        tell_written(write_job(job, made[0], words), quiet=depth.quiet)
+    if given["check"] and found is not None and found.value is None:
+        exit_with(UserError("check.largest_nothing", option=depth.largest, name=request.name, gpu=made[0].place))
+    if given["check"] and not limits.best:
+        check(answered)
+
+
+def _check_count(plans: list[Any], depth: Depth, limits: Limits, *, alone: bool) -> None:
+    """Raise UserError for what can only be asked of one card, and for readings that no card can show. `alone`: one card
+    is needed in any case."""
+    exact.check_readings(depth, [plan.gpu for plan in plans])
+    one = depth.looks or depth.smallest_card or alone or (depth.largest and limits.asks)
+    if one and len(plans) > 1:
+        raise UserError("usage.one_card", count=len(plans))
+
+
+def _answered(
+    request: Any, made: list[Any], limits: Limits, depth: Depth, form: Form
+) -> tuple[list[Any], Largest | None]:
+    """Print what was asked; return the plans that --check is about, and what --largest found."""
+    found = None
+    if depth.smallest_card:
+        smallest(made[0], exact.smallest(request, made[0], depth), form)
+        return [], found
+    if depth.largest:
+        for plan in made:
+            found = exact.searched(request, plan, depth)
+            if found.value is None or not limits.asks:
+                largest(plan, found, form)
+        if found is None or found.value is None or not limits.asks:
+            return [], found
+        made = [request.with_option(made[0], found.option, found.value)]
+    made = exact.deepened(request, made, depth)
+    if depth.explain:
+        exact.explain_command(request, made[0], depth, as_json=form.as_json)
+    elif limits.asks and len(made) == 1:
+        within_limits(request, made[0], limits, form, found)
+    else:
+        plans(made, form, limits)
+    return made, found
+
+
+def show_config_of(request: Any, limits: Limits, as_json: bool) -> None:
+    """Print the options of what is asked, as a table or as one JSON object."""
+    values, options, sources = request.settings(limits)
+    sources = {name: sources.get(name, "default") for name in options}
+    if as_json:
+        print_json({"schema": "foretrain.config/1", "config": values.model_dump(mode="json"), "sources": sources})
+        return
+    rows = tuple(
+        (
+            each.name,
+            str(getattr(values, each.name)),
+            option_unit(each.unit),
+            sources[each.name],
+            option_help(each.name, each.help, each.texts),
+        )
+        for each in options.values()
+    )
+    columns = tuple(Message(f"column.{name}") for name in ("key", "value", "unit", "source", "help"))
+    section = Section(Message("config.knobs"), (Table(columns, rows),))
+    text.render(Document(Message("config.title", {"name": request.name}), Message("config.subtitle"), [section]), OUT)

@@ -1,24 +1,36 @@
 """What was typed behind `plan` and `advise`: the run that is meant, and which options go with it."""
 
+import json
+import os
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from foretrain.advice.asked import Asked
 from foretrain.app import kept_answers as kept
 from foretrain.app.plan import Cards
 from foretrain.app.request import PlanRequest, PretrainingRequest, kind_of, request_of
+from foretrain.base import messages
 from foretrain.base.errors import UserError
 from foretrain.base.installation import Later
 from foretrain.base.records import Note
-from foretrain.cli.common import need_one_of, print_notes, print_said
+from foretrain.cli.common import OUT, need_one_of, print_notes, print_said
 from foretrain.config.presets import is_surely_asked
 from foretrain.config.resolve import ResolvedConfig
 
-finetune = Later("foretrain.config.finetune.asked")
-exact, traced = Later("foretrain.cli.planning.exact"), Later("foretrain.predict.finetune.traced")
+if TYPE_CHECKING:
+    from foretrain.advice import asked
+    from foretrain.advice.asked import Asked
+    from foretrain.cli.planning import exact
+    from foretrain.config.finetune import asked as finetune
+    from foretrain.predict.finetune import traced
+else:  # an answer that is kept needs none of them
+    asked, finetune = Later("foretrain.advice.asked"), Later("foretrain.config.finetune.asked")
+    exact, traced = Later("foretrain.cli.planning.exact"), Later("foretrain.predict.finetune.traced")
 OWN = ("gpus", "link", "network", "write_job")  # options that only a plan for several cards has
 LIMITS = ("co2", "within", "tokens", "data_tokens")  # options of `plan` that a plan of a changed run has as well
 TRACES = ("alloc_conf", "python")  # and those of its trace
@@ -32,6 +44,11 @@ FINE_TUNING = {
 NOT_OF_CARDS = (
     *("exact", "explain", "largest", "snapshot", "full", "check"),
     *("within", "tokens", "best", "step_time", "logged_mfu"),
+)
+# Options whose answer is more than what is printed, has the time in it, or hangs on the torch that traces.
+UNKEPT = (
+    *("check", "exact", "explain", "full", "largest", "python", "show_config", "smallest_card", "snapshot"),
+    *("write", "write_job"),
 )
 ANY_CARD = "RTX 4090"  # where the question names no card: all of the catalogue are tried
 CARDS = ("gpu", "gpus", "link", "network", "others", "price")
@@ -76,11 +93,44 @@ def read(context: click.Context, words: list[str]) -> PlanRequest:
     found = request_of(kind, words, cards, given.get("data_tokens") or "")
     if kind == "pretraining":
         assert isinstance(found, PretrainingRequest)
-        found = replace(found, resolved=with_trainer(found.resolved, given["trainer"]), by=kept.plan)
+        found = replace(found, resolved=with_trainer(found.resolved, given["trainer"]))
     print_notes(tuple(note for note in found.notes if isinstance(note, UserError)), quiet=given["quiet"])
     said_below = kind == "fine-tuning" and bool(given.get("full"))  # by the answer itself
     print_said([note for note in found.notes if isinstance(note, Note)], quiet=given["quiet"] or said_below)
     return found
+
+
+class Copy:
+    """A stream that remembers what is written to it."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream, self.text = stream, ""
+
+    def write(self, text: str) -> int:
+        self.text += text
+        return self.stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+def print_kept(context: click.Context, request: PlanRequest, answer: Callable[[], None]) -> None:
+    """Print what `answer` prints, at once where it was printed before."""
+    given, terminal = context.params, (OUT.options, OUT.color_system)
+    noted = any(name.endswith("ALLOC_CONF") for name in os.environ)
+    path = None
+    if request.kind == "pretraining" and not (noted or OUT.legacy_windows or any(map(given.get, UNKEPT))):
+        assert isinstance(request, PretrainingRequest)
+        options = [(name, str(value)) for name, value in given.items()]
+        path = kept.path_of(request, (context.command.name, options, messages.current().id, terminal))
+    printed = path and kept.PRINTED.value(path)
+    if isinstance(printed, str):
+        sys.stdout.write(printed)
+        return
+    with redirect_stdout(Copy(sys.stdout)) as copy:  # type: ignore[type-var]
+        answer()
+    if path is not None:
+        kept.PRINTED.keep(path, json.dumps(copy.text))
 
 
 def with_trainer(resolved: ResolvedConfig, trainer: str) -> ResolvedConfig:
@@ -119,7 +169,7 @@ def check_cards(context: click.Context) -> None:
         raise UserError("usage.cluster_two", gpus=given["gpus"][:80], gpu=given["gpu"][:80])
 
 
-def asked_of(context: click.Context, request: Any, words: list[str]) -> Asked:
+def asked_of(context: click.Context, request: Any, words: list[str]) -> "Asked":
     """Return what was typed, for the command that comes next: it goes on with the run, its cards and money."""
     given = context.params
     limits = [word for name in LIMITS if given.get(name) is not None for word in _typed(name, given[name])]
@@ -128,7 +178,7 @@ def asked_of(context: click.Context, request: Any, words: list[str]) -> Asked:
     cards = tuple(word for name in OWN[:3] if given[name] for word in (f"--{name}", given[name]))
     wrote = given.get("write")
     typed = request.words if request.kind == "generation" else tuple(words)
-    return Asked(
+    return asked.Asked(
         command=context.command.name or "", words=typed, gpu=given["gpu"], cards=cards, others=given["others"],
         quiet=given["quiet"], price=given["price"] or "", exact=given.get("exact", False), limits=tuple(limits),
         wrote=str(wrote) if wrote else None, speed=spelled(speeds[0]) if speeds else "",

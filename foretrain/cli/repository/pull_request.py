@@ -13,11 +13,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from importlib.metadata import version
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from foretrain.base.errors import ExitCode, UserError
+from foretrain.base.installation import installed
 from foretrain.base.messages import printable, say
 from foretrain.cli.repository.answers import Answer, answer
 from foretrain.predict.memory import FAILING
@@ -127,7 +127,7 @@ def markdown(rows: Sequence[Change], words: Sequence[str]) -> str:
     lines = [f"| {' | '.join(titles)} |", f"|{' --- |' * len(titles)}"]
     lines += [f"| {' | '.join([safe(row.path), *cells(row)])} |" for row in rows]
     command = f"<code>{safe(' '.join(['foretrain plan …', *words]))}</code>"
-    return "\n".join([*head, *lines, "", say("pull_request.by", version=version("foretrain"), command=command), ""])
+    return "\n".join([*head, *lines, "", say("pull_request.by", version=installed("foretrain"), command=command), ""])
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -11,13 +11,13 @@ import time
 from collections import deque
 from concurrent.futures import Future, TimeoutError
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
 
 from foretrain.base.errors import UserError
+from foretrain.base.installation import installed
 from foretrain.data.prepare import vocabulary
 from foretrain.data.prepare import writer as disk
 from foretrain.data.prepare import writer as state
@@ -362,7 +362,7 @@ class Preparation:
                 empty=place.empty, bad=place.bad, replaced_utf8=place.replaced, duplicates=self.at.duplicates,
                 separator_bytes=self.at.separators,
             ),
-            splits=splits, foretrain_version=_version(),
+            splits=splits, foretrain_version=installed("foretrain"),
         )  # fmt: skip
         disk.publish(self.folder / INDEX, index_text(index))
         shutil.rmtree(self.folder / PROGRESS, ignore_errors=True)
@@ -379,10 +379,3 @@ class Preparation:
         if self.seen_file is not None:
             self.seen_file.close()
             self.seen_file = None
-
-
-def _version() -> str:
-    try:
-        return version("foretrain")
-    except PackageNotFoundError:
-        return ""

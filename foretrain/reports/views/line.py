@@ -1,10 +1,9 @@
 """A plan of any kind of run in one line, to be pasted into a forum or a chat."""
 
-from importlib.metadata import version
-
 from foretrain.advice.best import Best
 from foretrain.analysis.components import Explanation
 from foretrain.analysis.finetune_memory import FineTuneExplanation
+from foretrain.base.installation import installed
 from foretrain.base.messages import listed
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.forecast import AnyPlan
@@ -70,7 +69,7 @@ def line(plan: AnyPlan, steps: int | None = None) -> Message:
             parts.append(Message("value.amount_rough", paid).text())
     if isinstance(plan, ClusterPlan) and plan.best is not None and plan.best.speed_up is not None:
         parts.append(Message("cluster.line_times", {"expected": plan.best.speed_up.expected}).text())
-    values = {"name": _name(plan), "gpu": plan.place, "parts": listed(parts), "version": version("foretrain")}
+    values = {"name": _name(plan), "gpu": plan.place, "parts": listed(parts), "version": installed("foretrain")}
     return Message("first.line", {**values, "source": plan.needs.source})
 
 
@@ -98,6 +97,6 @@ def best_line(plan: Plan, found: Best) -> Message:
     values = {
         "n_layer": c.n_layer, "n_head": c.n_head, "n_embd": c.n_embd, "params": winner.n_params,
         "tokens": winner.tokens, "loss": winner.loss, "gpu": plan.place, "text": found.limit.text,
-        "needed": winner.needed_bytes, "available": plan.available_bytes or 0, "version": version("foretrain"),
+        "needed": winner.needed_bytes, "available": plan.available_bytes or 0, "version": installed("foretrain"),
     }  # fmt: skip
     return Message("first.best_line", values)

@@ -53,7 +53,7 @@ class FineTuning:
         goes_on = positions < MOST_TOKENS and not learned
         adapters = {"lora_r": Range(1, MOST)} if self.tune.adapters else {}
         tokens = Range(min(TOKENS, positions), positions, goes_on)
-        return {"batch_size": Range(1, MOST), "seq_len": tokens, **adapters}
+        return {"batch_size": Range(self.tune.least_batch, MOST), "seq_len": tokens, **adapters}
 
     def but(self, **options: Any) -> "FineTuning":
         return replace(self, tune=FineTune.model_validate({**self.tune.model_dump(), **options}))

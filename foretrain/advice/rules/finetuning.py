@@ -53,14 +53,13 @@ def _half(plan: FineTunePlan) -> str:
 
 def _smaller_batch(plan: FineTunePlan) -> Values:
     tune = plan.tune
-    if tune.batch_size == 1:
-        return {}
-    return {"batch_size": 1, "grad_accum": tune.grad_accum * tune.batch_size}
+    times, rest = divmod(tune.batch_size, tune.least_batch)
+    return {} if rest or times == 1 else {"batch_size": tune.least_batch, "grad_accum": tune.grad_accum * times}
 
 
 def _half_batch(plan: FineTunePlan, by: int = 2) -> Values:
     tune = plan.tune
-    if tune.batch_size % by or tune.batch_size == by:
+    if tune.batch_size % by or tune.batch_size == by * tune.least_batch:
         return {}
     return {"batch_size": tune.batch_size // by, "grad_accum": tune.grad_accum * by}
 

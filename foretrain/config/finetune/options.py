@@ -59,13 +59,19 @@ BOUNDS: dict[str, Bound] = {
 
 class Preferences(NamedTuple):
     """What one of TRL's trainers makes of a sample: so many sequences, whose log-probabilities it compares with those
-    of a `reference`, the model as it was before."""
+    of a `reference`, the model as it was before. `drifts`: both run each sample with another's answer, too, for the KL
+    divergence, which takes two samples."""
 
     sequences: int = 2
     reference: bool = False
+    drifts: bool = False
 
 
-PREFERENCES = {"reward": Preferences(), "dpo": Preferences(reference=True)}  # that are planned, of TRL
+PREFERENCES = {  # that are planned, of TRL
+    "reward": Preferences(),
+    "dpo": Preferences(reference=True),
+    "kto": Preferences(1, reference=True, drifts=True),
+}
 NAMES_OF_TRAINING: dict[str, Training] = {
     "pt": "pretraining", "rm": "reward", "prm": "classification", "reward_model": "reward", "ipo": "dpo",
     "online_dpo": "preference", "bco": "preference", "gspo": "grpo", "gdpo": "grpo", "dapo": "grpo",
@@ -144,7 +150,7 @@ class FineTune(Record):
         switches=(("flash_attention", "flash_attention_2", "sdpa"),),
     )
     precompute_reference: bool = _option(
-        False, "dpo: the reference's log-probabilities are made before the training, not in each step", group="batch",
+        False, "dpo, kto: the reference runs before the training, not in each step", group="batch",
         aliases=("precompute_ref_log_probs",),
     )
     packing: bool = _option(
@@ -228,9 +234,18 @@ class FineTune(Record):
         return self.preferences is not None and self.preferences.reference
 
     @property
+    def drifts(self) -> bool:
+        return self.preferences is not None and self.preferences.drifts
+
+    @property
+    def least_batch(self) -> int:
+        return 2 if self.drifts else 1
+
+    @property
     def forward_passes(self) -> int:
         """Passes of a step that nothing is learned from."""
-        return int(self.references and not self.precompute_reference)
+        compared = self.references and not self.precompute_reference
+        return self.drifts + compared * (1 + self.drifts)
 
     @property
     def copies_reference(self) -> bool:
@@ -325,8 +340,9 @@ ASKED: Mapping[str, Any] = {"seq_len": 2048, "batch_size": 1, "gradient_checkpoi
 def asked(facts: ModelFacts | None, values: Mapping[str, Any]) -> FineTune:
     """The run of a model that is asked about with these options and no trainer's file."""
     longest = facts.max_positions if facts else ASKED["seq_len"]
-    loop = {"loop": "trl"} if values.get("training") in PREFERENCES else {}
-    return FineTune.model_validate({**ASKED, **loop, "seq_len": min(ASKED["seq_len"], longest), **values})
+    kind = PREFERENCES.get(values.get("training", ""))
+    own = {"loop": "trl", "batch_size": 1 + kind.drifts} if kind else {}
+    return FineTune.model_validate({**ASKED, **own, "seq_len": min(ASKED["seq_len"], longest), **values})
 
 
 FINETUNE_OPTIONS = options_of(FineTune)

@@ -3,12 +3,12 @@
 A reward model has a score of each sequence in the place of its head: transformers 5.23 (modeling_layers.py,
 GenericForSequenceClassification) with one label, and RewardTrainer.compute_loss. A policy's log-probabilities are
 compared with a reference's: DPOTrainer._compute_loss. A batch has the chosen sequences of all pairs, then the rejected
-ones.
+ones; KTOTrainer's, of single ones, comes with each prompt beside another's answer.
 """
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,16 @@ from foretrain.model.hub.experts import Folded, balance
 from foretrain.model.hub.linear import Lora
 from foretrain.model.hub.tiles import IGNORED
 
+Autocast = Callable[[], AbstractContextManager[Any]]
 BETA = 0.1
+
+
+class Others(NamedTuple):
+    """The prompts of samples with answers of others. `signs`: 1 where the sample is desirable, else -1."""
+
+    idx: Tensor
+    mask: Tensor
+    signs: Tensor
 
 
 class RewardModel(Decoder):
@@ -48,10 +57,11 @@ class Policy(Decoder):
         self.copy: Any = None
 
     def compared(
-        self, idx: Tensor, mask: Tensor, autocast: Callable[[], AbstractContextManager[Any]], *, reference: bool
+        self, idx: Tensor, mask: Tensor, autocast: Autocast, *, reference: bool, others: Others | None = None
     ) -> Tensor:
-        """Return the mean loss of pairs. `mask`: of completions; `reference`: it runs, too, else its log-probabilities
-        came with the batch."""
+        """Return the mean loss of pairs, or of single samples with `others`, which is KTO's. `mask`: of completions;
+        `reference`: it runs, too, else its log-probabilities came with the batch."""
+        drift = self.drift(others, autocast) if others else None
         labels = idx.masked_fill(mask == 0, IGNORED)
         routed: list[Tensor] = []
         with autocast():
@@ -62,9 +72,15 @@ class Policy(Decoder):
         routed.clear()
         ratios = log_probs.sum(1)
         if reference:
-            ratios = ratios - self.before(idx, labels, autocast)
-        chosen, rejected = ratios.chunk(2)
-        loss = -F.logsigmoid((chosen - rejected) * BETA).mean()
+            own, other = self.before(idx, labels, autocast, others)
+            ratios = ratios - own
+            drift = drift if other is None else drift - other
+        if others is None or drift is None:
+            chosen, rejected = ratios.chunk(2)
+            loss = -F.logsigmoid((chosen - rejected) * BETA).mean()
+        else:
+            kl = drift.mean().clamp(min=0)
+            loss = 1 - torch.sigmoid((ratios - kl) * others.signs * BETA).mean()
         if balanced is not None:
             loss = loss + balanced * 0.001
         del logged
@@ -82,16 +98,25 @@ class Policy(Decoder):
         return found
 
     @torch.no_grad()
-    def before(self, idx: Tensor, labels: Tensor, autocast: Callable[[], AbstractContextManager[Any]]) -> Tensor:
-        """Return the log-probability of each sequence in the reference, which keeps nothing."""
+    def drift(self, others: Others, autocast: Autocast) -> Tensor:
+        """Return the log-probability of each sequence, which nothing learns from."""
+        with autocast():
+            return self.scores(others.idx, others.idx.masked_fill(others.mask == 0, IGNORED))[0].sum(1)
+
+    @torch.no_grad()
+    def before(
+        self, idx: Tensor, labels: Tensor, autocast: Autocast, others: Others | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the log-probability of each sequence, and of the others, in the reference, which keeps nothing."""
         model, checkpointing = self.copy or self, self.checkpointing
         adapters = [part for part in model.modules() if isinstance(part, Lora | Folded)]
         self.checkpointing = False
         for part in adapters:
             part.off = True
+        drift = model.drift(others, autocast) if others else None
         with autocast():
             found = model.scores(idx, labels)
         for part in adapters:
             part.off = False
         self.checkpointing = checkpointing
-        return found[0].sum(1)
+        return found[0].sum(1), drift

@@ -362,8 +362,9 @@ class SimulatedFineTuning(Remains):
         self.t.use(self.symbols)
 
     def batch(self) -> list[Tensor]:
-        """Token ids, a mask and labels; where all rows are one, positions, and of which sample each token is."""
-        found = [self.t.alloc("batch", self.t.size(8, "B", "T")) for _ in range(2 if self.tune.rewards else 3)]
+        """Token ids, a mask and labels, of KTO twice; where all rows are one, positions, and each token's sample."""
+        count = 2 if self.tune.rewards else 6 if self.tune.drifts else 3
+        found = [self.t.alloc("batch", self.t.size(8, "B", "T")) for _ in range(count)]
         return [*found, self.t.alloc("batch", self.t.size(4, "B", "T"))] if self.tune.joined else found
 
     # -- parts ---------------------------------------------------------------------------------------------

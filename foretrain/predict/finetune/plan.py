@@ -264,6 +264,8 @@ def _check_parts(facts: ModelFacts, tune: FineTune) -> None:
     if tune.preferences and (tune.unsloth or (tune.rewards and tune.liger)):
         option = "--unsloth" if tune.unsloth else "--liger"
         raise UserError("usage.preferences_kernels", training=tune.training, option=option)
+    if tune.batch_size < tune.least_batch:
+        raise UserError("usage.kto_batch")
     if tune.references and (tune.sharded or tune.zero_stage):
         raise not_planned(tune, f"training = {tune.training}")
     # The loss reads the head's weight, which nothing has gathered: accelerate finds no norm to gather it with.
@@ -331,6 +333,8 @@ def notes_of(source: ModelSource, tune: FineTune, gpu: Gpu, others_bytes: int, a
     if tune.references:
         once = "finetune_reference_precomputed" if tune.precompute_reference else "finetune_reference_adapters"
         note("finetune_reference_copied" if tune.copies_reference else once)
+    if tune.drifts:
+        note("finetune_drift")
     if tune.joined and tune.attn != "flash_attention_2":
         _, tokens = tune.rows(tune.batch_size)
         note("packed_mask", tokens=tokens, size=tokens**2)

@@ -278,13 +278,17 @@ class Program:
         self.ranks.begin(t, state, saving=train)
         shape = (Dim(symbols["B"], 1, ("B",)), Dim(symbols["T"], 1, ("T",)))
         idx, labels = (m.Tensor(shape, m.contiguous_strides(shape), m.int64, None) for _ in range(2))
+        others: Any = None
+        if self.tune.drifts:
+            preferences = programs.load("foretrain.model.hub.preferences")
+            others = preferences.Others(idx, labels, m.Tensor(shape[:1], (1,), m.int64, None))
         with m.running(machine):
             if before:
-                model.before(idx, labels, machine.autocast)
+                model.before(idx, labels, machine.autocast, others)
                 loss: Any = None
             elif self.tune.references:
                 reference = not self.tune.precompute_reference
-                loss = model.compared(idx, labels, machine.autocast, reference=reference)
+                loss = model.compared(idx, labels, machine.autocast, reference=reference, others=others)
             else:
                 with machine.autocast():
                     found = model(idx, labels)

@@ -18,7 +18,7 @@ from foretrain.config.hub.facts import ModelFacts
 from foretrain.config.hub.families import FAMILIES
 from foretrain.config.hub.source import facts_of, find_source
 from foretrain.hardware.catalogue import find_gpu
-from foretrain.model.hub.preferences import Policy, RewardModel
+from foretrain.model.hub.preferences import Others, Policy, RewardModel
 from foretrain.predict.finetune.plan import WITHOUT_SCORE, FineTunePlan, plan, replanned
 from foretrain.predict.finetune.time import StepWork
 from foretrain.predict.speed.ops import flops
@@ -53,7 +53,7 @@ RewardTrainer(model=model, args=args, train_dataset=data, peft_config=peft_confi
 """
 
 
-TRAININGS = ("dpo",)
+TRAININGS = ("dpo", "kto")
 WAYS: dict[str, dict[str, Any]] = {
     "full": {}, "lora": {"method": "lora"}, "precomputed": {"precompute_reference": True},
 }  # fmt: skip
@@ -124,10 +124,15 @@ def test_the_loss_of_a_policy_is_the_trainers(training: str, tmp_path: Path) -> 
     for own, their in ((ours, trainer.model), (ours.copy, trainer.ref_model)):
         own.load_state_dict({f"{key.removeprefix('model.')}": w for key, w in their.state_dict().items()}, strict=False)
     batch = run.batch([None] * 2)
-    batch["input_ids"] = torch.randint(1, SIZES["vocab_size"], batch["input_ids"].shape)
-    batch["completion_mask"][:, :9] = 0
+    others = None
+    for prefix in ("", "KL_") if tune.drifts else ("",):
+        batch[f"{prefix}input_ids"] = torch.randint(1, SIZES["vocab_size"], batch["input_ids"].shape)
+        batch[f"{prefix}completion_mask"][:, :9] = 0
+    if tune.drifts:
+        batch["label"][1] = False
+        others = Others(batch["KL_input_ids"], batch["KL_completion_mask"], batch["label"] * 2 - 1)
     losses = (
-        ours.compared(batch["input_ids"], batch["completion_mask"], nullcontext, reference=True),
+        ours.compared(batch["input_ids"], batch["completion_mask"], nullcontext, reference=True, others=others),
         trainer.compute_loss(trainer.model, batch),
     )
     for loss in losses:
@@ -213,6 +218,16 @@ def test_a_script_of_the_dpo_trainer_is_read(
     assert (tune.references, tune.precompute_reference, reading.unplanned) == (True, True, unplanned)
 
 
+@pytest.mark.parametrize(("more", "unplanned"), [
+    ("", {}), (", loss_type='apo_zero_unpaired'", {"loss_type = apo_zero_unpaired": "at_most"}),
+])  # fmt: skip
+def test_a_script_of_the_kto_trainer_is_read(more: str, unplanned: dict[str, str], tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(PAIRS.format(more=more, given="").replace("DPO", "KTO"))
+    _, tune, reading = read_finetune(str(path))
+    assert (tune.drifts, tune.bound, reading.unplanned) == (True, "exact", unplanned)
+
+
 @pytest.mark.parametrize(("options", "said"), [
     ({"unsloth": True}, "--unsloth"), ({"world": 2, "strategy": "fsdp"}, "training = dpo"),
 ])  # fmt: skip
@@ -222,8 +237,21 @@ def test_what_is_not_planned_of_a_policy_is_refused(options: dict[str, Any], sai
 
 
 def test_a_setting_of_the_reference_needs_one() -> None:
-    with pytest.raises(UserError, match="DPO in TRL"):
+    with pytest.raises(UserError, match="DPO and KTO in TRL"):
         read_finetune("llama-3.2-1b", ["--method=lora", "--precompute-reference"])
+
+
+def test_kto_takes_single_samples_and_runs_each_twice() -> None:
+    found = planned("qwen2.5-0.5b", training="kto", method="lora", gradient_checkpointing=True)
+    assert (found.bound, found.verdict, found.tune.sequences) == ("exact", "fits", 2)
+    assert {"finetune_reference_adapters", "finetune_drift"} <= {note.id for note in found.notes}
+    dpo = replanned(found, training="dpo", batch_size=1)
+    needed = [each.timing.flops_per_step or 0 for each in (found, dpo) if each.timing]
+    assert needed[0] / needed[1] == pytest.approx(5 / 3, rel=0.1)  # 3 passes beside one that learns; DPO has 1
+    with pytest.raises(UserError, match="2 samples or more"):
+        replanned(found, batch_size=1)
+    _, tune, _ = read_finetune("llama-3.2-1b", ["--method=lora", "--training=kto"])
+    assert tune.batch_size == 2
 
 
 def test_options_of_other_cards_and_lengths_are_answered() -> None:
@@ -272,6 +300,7 @@ def test_a_sample_is_two_sequences_without_logits() -> None:
     assert trained["full"].n_trained == 1_235_814_400 + 2048
     assert trained["lora"].n_params > trained["full"].n_params > head
     sft = FineTune.model_validate({**found.tune.model_dump(), "training": "sft", "batch_size": 4})
+    assert found.facts is not None
     work = [flops(StepWork(found.facts, each, found.gpu).micro) for each in (found.tune, sft)]
     assert work[0] < work[1] - 6 * head * 2048
 

@@ -69,6 +69,8 @@ def preferences(table: Table) -> None:
             table.give("training", kind, min(found[1]))
         elif losses - {"nll", "chunked_nll"}:
             training(table, "dpo" if losses & _DPO else "unknown", "loss_type")
+    if table.found.values.get("training") == "kto" and "apo_zero_unpaired" in losses:  # which has no KL divergence
+        table.unplanned("loss_type", "apo_zero_unpaired", bound="at_most")
     if losses != {"dft"}:
         table.take("loss_type")
     kind = PREFERENCES.get(table.found.values.get("training", ""))

@@ -275,8 +275,12 @@ class Run:
             found["completion_mask"] = torch.ones(shape, dtype=torch.int64)
         elif not tune.rewards:
             found["labels"] = torch.zeros(shape, dtype=torch.int64)
+        names = ("chosen", "rejected")
+        if tune.drifts:
+            found |= {f"KL_{name}": torch.clone(tensor) for name, tensor in found.items()}
+            found["label"], names = torch.ones(len(samples), dtype=torch.bool), ("", "KL")
         if tune.precompute_reference:
-            found |= {f"ref_{name}_logps": torch.zeros(len(samples)) for name in ("chosen", "rejected")}
+            found |= {f"ref_{name}_logps".replace("__", "_"): torch.zeros(len(samples)) for name in names}
         for name, tensor in found.items():
             self.tracer.tag(tensor, "batch", name)
         return found

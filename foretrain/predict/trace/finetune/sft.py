@@ -16,6 +16,8 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast, Trainer
 from trl.trainer.dpo_config import DPOConfig
 from trl.trainer.dpo_trainer import DPOTrainer
+from trl.trainer.kto_config import KTOConfig
+from trl.trainer.kto_trainer import KTOTrainer
 from trl.trainer.reward_config import RewardConfig
 from trl.trainer.reward_trainer import RewardTrainer
 from trl.trainer.sft_config import SFTConfig
@@ -60,6 +62,10 @@ class MarkedDpo(MarkingTrl, DPOTrainer):
     pass
 
 
+class MarkedKto(MarkingTrl, KTOTrainer):
+    pass
+
+
 class _Kind(NamedTuple):
     trainer: Any
     config: Any
@@ -69,6 +75,7 @@ class _Kind(NamedTuple):
 KINDS = {
     "reward": _Kind(MarkedReward, RewardConfig, ("chosen_ids", "rejected_ids")),
     "dpo": _Kind(MarkedDpo, DPOConfig, ("prompt_ids", "chosen_ids", "rejected_ids")),
+    "kto": _Kind(MarkedKto, KTOConfig, ("prompt_ids", "completion_ids", "KL_completion_ids", "label")),
 }
 SFT = _Kind(MarkedSft, SFTConfig, ("input_ids",))
 

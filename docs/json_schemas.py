@@ -1,7 +1,8 @@
 """JSON Schemas of what `--json` prints, made from the records themselves: docs/schemas/NAME-VERSION.json and a table.
 
-A record's schema is pydantic's; what a command adds to it stands in `OUTPUTS`. tests/repository/test_schemas.py holds real
-outputs to these files.
+A record's schema is pydantic's; what a command adds to it stands in `OUTPUTS`. Commands about one thing share a file:
+foretrain.plan/1#within is the anchor `within` of foretrain.plan-1.json. tests/repository/test_schemas.py holds real outputs
+to these files.
 """
 
 import json
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, Union
 
 from pydantic import BaseModel, ConfigDict, Field, RootModel, create_model
+from pydantic.json_schema import models_json_schema
 from tables import ROOT
 
 from foretrain.advice import best, cards, remedies
@@ -116,28 +118,28 @@ OUTPUTS: dict[str, Output] = {
         "plan", "a plan of any kind of run, on one card or several",
         RootModel[_any_of(*_PLANS, advice=(advice.Advices | None, None))],
     ),
-    "foretrain.plans/1": Output(
+    "foretrain.plan/1#plans": Output(
         "plan --gpu A,B", "plans for several cards, and of training the best of them",
         _object("Plans", plans=(list[_any_of(*_PLANS)], ...), best=(cards.Choice | None, None)),
     ),
-    "foretrain.explanation/1": Output(
+    "foretrain.plan/1#explanation": Output(
         "plan --explain", "why so much", RootModel[_any_of(explain.Explanation, FineTuneExplanation)]
     ),
-    "foretrain.smallest-card/1": Output("plan --smallest-card", "the smallest card on which it fits", SmallestCard),
-    "foretrain.largest/1": Output("plan --largest OPTION", "the largest value that fits", Largest),
-    "foretrain.within/1": Output(
+    "foretrain.plan/1#smallest-card": Output("plan --smallest-card", "the smallest card on which it fits", SmallestCard),
+    "foretrain.plan/1#largest": Output("plan --largest OPTION", "the largest value that fits", Largest),
+    "foretrain.plan/1#within": Output(
         "plan --within LIMIT", "the steps that fit, of any kind of run", within.Within,
         {"largest": (Largest | None, None)},
     ),
-    "foretrain.best/1": Output("plan --best", "the GPT of lowest estimated loss", best.Best),
-    "foretrain.config/1": Output(
+    "foretrain.plan/1#best": Output("plan --best", "the GPT of lowest estimated loss", best.Best),
+    "foretrain.plan/1#config": Output(
         "plan --show-config", "every option and where it is from",
         _object("Config", config=(RunConfig | FineTune, ...), sources=(dict[str, str], ...)),
     ),
     "foretrain.advice/1": Output("advise", "changes, ranked", advice.Advices),
     "foretrain.mfu/1": Output("mfu", "shares of the peak", log_checks.Utilization),
     "foretrain.compare/1": Output("compare A B", "runs side by side", compare.Comparison),
-    "foretrain.comparison/1": Output(
+    "foretrain.compare/1#forecast": Output(
         "compare RUN", "a run and its forecast", forecast_check.ForecastCheck,
         {"errors": (dict[str, float | None], ...)},
     ),
@@ -145,8 +147,8 @@ OUTPUTS: dict[str, Output] = {
         "explain RUN", "where a run's memory and time went; of a Trainer's run beside its forecast",
         RootModel[_any_of(run_explain.RunExplanation, run_explain.TrainerRunExplanation)],
     ),
-    "foretrain.log/1": Output("explain LOG", "what a log says", log_analysis.LogAnalysis, _LOG_EXTRA, whole=False),
-    "foretrain.snapshot/1": Output(
+    "foretrain.explain/1#log": Output("explain LOG", "what a log says", log_analysis.LogAnalysis, _LOG_EXTRA, whole=False),
+    "foretrain.explain/1#snapshot": Output(
         "explain SNAPSHOT", "what a memory snapshot says", snapshot_analysis.SnapshotAnalysis
     ),
     "foretrain.tune/1": Output("tune", "every trial and the winner", tuning.Tuning),
@@ -154,29 +156,29 @@ OUTPUTS: dict[str, Output] = {
         "train, watch", "the record of a run, as in run.json",
         RootModel[_run(_SCHEMA, {"path": (str | None, ...)})],
     ),
-    "foretrain.runs/1": Output(
+    "foretrain.run/1#runs": Output(
         "runs", "runs, watched programs and Trainers' runs",
         _object("Runs", runs=(list[_run(_LISTED)], ...)),
     ),
-    "foretrain.top/1": Output("top", "cards and runs at one moment", Top),
+    "foretrain.run/1#top": Output("top", "cards and runs at one moment", Top),
     "foretrain.languages/1": Output(
         "languages", "languages, and how much of each is translated", _object("Languages", languages=(list[dict[str, Any]], ...))
     ),
     "foretrain.report/1": Output("report", "where the report was written", _object("Report", path=(str, ...))),
-    "foretrain.sample/1": Output(
+    "foretrain.model/1#sample": Output(
         "sample", "text from a checkpoint",
         _object("Sample", checkpoint=(str, ...), skipped=(list[str], ...), prompt=(str, ...), text=(str, ...)),
     ),
-    "foretrain.export/1": Output("export", "what was written for others", Exported),
-    "foretrain.eval/1": Output("eval", "bits per byte of texts, and metrics of lm-eval's tasks", Evaluation),
-    "foretrain.prepare-plan/1": Output(
+    "foretrain.model/1#export": Output("export", "what was written for others", Exported),
+    "foretrain.model/1#eval": Output("eval", "bits per byte of texts, and metrics of lm-eval's tasks", Evaluation),
+    "foretrain.data/1#plan": Output(
         "prepare --plan", "what preparing will take", PreparePlan, {"fits_": (bool, Field(alias="fits"))}
     ),
-    "foretrain.prepare/1": Output("prepare", "what was prepared", _PREPARED),
-    "foretrain.data-info/1": Output("data info", "statistics of a dataset", DatasetSummary),
-    "foretrain.data-verify/1": Output("data verify", "blocks checked against their checksums", _VERIFIED),
-    "foretrain.data-head/1": Output("data head", "tokens and their text", _HEAD),
-    "foretrain.data-mix/1": Output(
+    "foretrain.data/1#prepared": Output("prepare", "what was prepared", _PREPARED),
+    "foretrain.data/1#info": Output("data info", "statistics of a dataset", DatasetSummary),
+    "foretrain.data/1#verify": Output("data verify", "blocks checked against their checksums", _VERIFIED),
+    "foretrain.data/1#head": Output("data head", "tokens and their text", _HEAD),
+    "foretrain.data/1#mix": Output(
         "data mix", "a mixture's parts", _object("Mix", out=(str | None, ...), parts=(list[_PART], ...))
     ),
     "foretrain.gpus/1": Output("gpus", "the catalogue", _object("Gpus", gpus=(list[Gpu], ...))),
@@ -185,7 +187,7 @@ OUTPUTS: dict[str, Output] = {
         "verify", "short runs on a card, predicted and measured; also the file to contribute",
         verification.Verification, {"summary": (list[verification.Summary], ...)},
     ),
-    "foretrain.serve/1": Output(
+    "foretrain.report/1#serve": Output(
         "serve", "the page's address", _object("Served", url=(str, ...), port=(int, ...))
     ),
     "foretrain.demo/1": Output(
@@ -199,16 +201,40 @@ OUTPUTS: dict[str, Output] = {
 }  # fmt: skip
 
 
-def schema(name: str) -> dict[str, Any]:
-    """Return the JSON Schema of an output: the record's, the keys beside it, and `schema` with its one value."""
-    output = OUTPUTS[name]
-    model = create_model(output.model.__name__, __base__=output.model, **output.extra)  # type: ignore[call-overload]
-    made = model.model_json_schema(mode="serialization")
-    made["properties"] = {"schema": {"const": name}, **made.get("properties", {})}
+def schema(family: str) -> dict[str, Any]:
+    """Return the JSON Schema of a family: of its answer, or one of several definitions, each with its anchor."""
+    names = [name for name in OUTPUTS if _family(name) == family]
+    models = [_model(name) for name in names]
+    refs, made = models_json_schema([(model, "serialization") for model in models])
+    places = [refs[model, "serialization"]["$ref"].rpartition("/")[2] for model in models]
+    made = _bare(made)
+    for name, place in zip(names, places, strict=True):
+        made["$defs"][place] = _answer(name, made["$defs"][place])
+    head = {"$schema": DIALECT, "title": family}
+    if len(names) > 1:
+        return {**head, "oneOf": [{"$ref": f"#/$defs/{place}"} for place in places], **made}
+    answer = made["$defs"].pop(places[0])
+    return {**head, **(made if made["$defs"] else {}), **answer}
+
+
+def _family(name: str) -> str:
+    return name.partition("#")[0]
+
+
+def _model(name: str) -> type[BaseModel]:
+    """Return the record of an answer with the keys beside it, under the name that its definition gets."""
+    title = name.partition("#")[2] or name.partition("/")[0].removeprefix("foretrain.")
+    return create_model(title, __base__=OUTPUTS[name].model, **OUTPUTS[name].extra)
+
+
+def _answer(name: str, made: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a record with `schema`, which has one value."""
+    output, anchor = OUTPUTS[name], name.partition("#")[2]
     optional = {key for key, (_, default) in output.extra.items() if default is None or default == []}
     required = [key for key in made.get("required", []) if key not in optional and output.whole]
-    made["required"] = ["schema", *required]
-    return {"$schema": DIALECT, "title": name, "description": output.what, **_bare(made)}
+    properties = {"schema": {"const": name}, **made.get("properties", {})}
+    named = {"$anchor": anchor} if anchor else {}
+    return {**named, "description": output.what, **made, "properties": properties, "required": ["schema", *required]}
 
 
 def _bare(made: dict[str, Any]) -> dict[str, Any]:
@@ -228,12 +254,13 @@ def _bare(made: dict[str, Any]) -> dict[str, Any]:
 
 
 def path_of(name: str) -> Path:
-    """docs/schemas/foretrain.plan-1.json for foretrain.plan/1."""
-    return FOLDER / f"{name.replace('/', '-')}.json"
+    """docs/schemas/foretrain.plan-1.json for foretrain.plan/1 and foretrain.plan/1#within."""
+    return FOLDER / f"{_family(name).replace('/', '-')}.json"
 
 
 def files() -> dict[Path, str]:
-    return {path_of(name): json.dumps(schema(name), indent=1, ensure_ascii=False) + "\n" for name in OUTPUTS}
+    families = dict.fromkeys(map(_family, OUTPUTS))
+    return {path_of(name): json.dumps(schema(name), indent=1, ensure_ascii=False) + "\n" for name in families}
 
 
 def table() -> str:

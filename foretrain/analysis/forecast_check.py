@@ -20,7 +20,7 @@ from foretrain.runs.folder import RunDirectory
 from foretrain.runs.record import MachineLoad, RankFigures, TrainedRun
 from foretrain.training.place import LEAST_S, slow
 
-SCHEMA = "foretrain.comparison/1"
+SCHEMA = "foretrain.compare/1#forecast"
 
 
 def plan_of(run: Path, record: TrainedRun) -> Plan:

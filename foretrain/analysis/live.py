@@ -134,7 +134,7 @@ def listed(folders: Iterable[Path], tags: Iterable[str] = ()) -> Listed:
     return found
 
 
-SCHEMA = "foretrain.top/1"
+SCHEMA = "foretrain.run/1#top"
 RECORDS = (RECORD, state.NOW_FILE)
 _DEPTHS = ("", "*/", "*/*/")
 MOST_RUNS = 60  # read at once; a screen shows fewer

@@ -36,7 +36,7 @@ from foretrain.runs.formats.log_format import LossUnit, TimeSource
 from foretrain.runs.trackers.tracker import Tracked
 from foretrain.runs.training_log import EVALUATED, LogHeader, TrainingLog
 
-SCHEMA = "foretrain.log/1"
+SCHEMA = "foretrain.explain/1#log"
 # nanochat divided by this on every card until it looked the card up: promised_flops_per_sec_h100 in base_train.py.
 NANOCHAT_H100_FLOP_PER_S = 989e12
 TokensSource = Literal["config", "log", "rate", "unknown"]

@@ -106,7 +106,7 @@ def _text(value: Any) -> str:
     return value[:MAX_NAME] if isinstance(value, str) else ""
 
 
-SCHEMA = "foretrain.snapshot/1"
+SCHEMA = "foretrain.explain/1#snapshot"
 GROUPS, SEGMENTS, FAILURES = 24, 8, 8
 MOSTLY_EMPTY = 0.2  # of a segment in use
 MAX_REPLAYED = 400_000  # events that the simulator repeats

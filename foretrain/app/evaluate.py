@@ -43,7 +43,7 @@ class Asked:
     listen: Listen
 
 
-SCHEMA = "foretrain.eval/1"
+SCHEMA = "foretrain.model/1#eval"
 _work: Any = Later("foretrain.app.evaluation")
 
 

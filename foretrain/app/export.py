@@ -387,7 +387,7 @@ def _reason(error: BaseException) -> str:
     return json.dumps(told[-1][:200], ensure_ascii=False)[1:-1].rstrip(".")
 
 
-SCHEMA = "foretrain.export/1"
+SCHEMA = "foretrain.model/1#export"
 _of_run: Any = Later("foretrain.app.evaluation")  # which imports torch
 
 

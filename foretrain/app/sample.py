@@ -12,7 +12,7 @@ from foretrain.model.sampling import Sampling
 if TYPE_CHECKING:
     from foretrain.app.opened import Opened
 
-SCHEMA = "foretrain.sample/1"
+SCHEMA = "foretrain.model/1#sample"
 
 
 class Sample(Record):

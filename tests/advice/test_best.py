@@ -218,7 +218,7 @@ def test_on_the_command_line() -> None:
     ):
         assert said in " ".join(shown.stdout.split())
     made = json.loads(foretrain(*words, "--write", "best.toml", "--json").stdout)
-    assert made["schema"] == "foretrain.best/1"
+    assert made["schema"] == "foretrain.plan/1#best"
     assert resolve(["best.toml"]).config.n_layer == made["candidates"][0]["config"]["n_layer"]
     planned = json.loads(foretrain("plan", "best.toml", "--gpu", "RTX 4070", "--json").stdout)
     assert planned["timing"] == made["candidates"][0]["timing"]

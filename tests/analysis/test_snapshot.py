@@ -250,7 +250,7 @@ def test_the_views_and_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert "80.0 MiB were reserved but unused, in separate pieces" in shown
     assert "model.py:187 forward" in shown
     found = json.loads(said(capsys, "explain", "s.pickle", "--json"))
-    assert found.pop("schema") == "foretrain.snapshot/1"
+    assert found.pop("schema") == "foretrain.explain/1#snapshot"
     assert SnapshotAnalysis.model_validate(found) == snapshot_file.read(Path("s.pickle"))
     with refused("usage.explain_config"):
         said(capsys, "explain", "s.pickle", "--config", "baby")
@@ -373,4 +373,4 @@ def test_other_files_are_not_taken_for_snapshots() -> None:
     assert not snapshot_file.looks_like_one(Path("a.log"))
     assert not snapshot_file.looks_like_one(Path("missing.pickle"))
     assert snapshot_file.looks_like_one(written(by_hand(), "b.bin"))
-    assert snapshot_analysis.SCHEMA == "foretrain.snapshot/1"
+    assert snapshot_analysis.SCHEMA == "foretrain.explain/1#snapshot"

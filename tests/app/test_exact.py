@@ -499,7 +499,7 @@ def test_explain_on_the_command_line() -> None:
     for words_said in ("with your numbers", "transformer.wte.weight", "= the process", "observed (yours)"):
         assert words_said in result.stdout
     data = json.loads(foretrain(*words, "--json").stdout)
-    assert data["schema"] == "foretrain.explanation/1"
+    assert data["schema"] == "foretrain.plan/1#explanation"
     assert data["timeline"]
 
 

@@ -38,7 +38,7 @@ def as_json(*words: str) -> dict[str, Any]:
 def test_info_of_an_index() -> None:
     shards(Path("data/x"), 60)
     found = as_json("data", "info", "x")
-    assert found["schema"] == "foretrain.data-info/1"
+    assert found["schema"] == "foretrain.data/1#info"
     train = found["splits"]["train"]
     want = documents(60)
     assert (train["documents"], train["tokens"]) == (60, sum(map(len, want)))

@@ -529,7 +529,7 @@ def test_one_picture_and_one_object(tmp_path: Path) -> None:
     piped = foretrain("top", "runs")
     assert (piped.returncode, "finished" in piped.stdout) == (0, True)
     told = json.loads(foretrain("top", "runs", "--json").stdout)
-    assert (told["schema"], [run["name"] for run in told["runs"]]) == ("foretrain.top/1", ["run"])
+    assert (told["schema"], [run["name"] for run in told["runs"]]) == ("foretrain.run/1#top", ["run"])
 
 
 def test_what_cannot_be_is_one_sentence() -> None:

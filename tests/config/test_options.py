@@ -298,7 +298,7 @@ def test_exit_code_two_without_torch() -> None:
 def test_show_config_names_every_source() -> None:
     result = foretrain("plan", "gpt2-40m", "--batch_size=3", "--show-config", "--json")
     shown = json.loads(result.stdout)
-    assert shown["schema"] == "foretrain.config/1"
+    assert shown["schema"] == "foretrain.plan/1#config"
     assert shown["sources"]["batch_size"] == "--batch_size=3"
     assert shown["sources"]["n_embd"] == "preset gpt2-40m"
     assert shown["sources"]["bias"] == "default"

@@ -277,7 +277,7 @@ def test_results_are_kept_beside_the_run_and_shown(text_file: Path) -> None:
     (kept,) = RunDirectory(run).scores()
     assert [score.text for score in kept.texts] == ["t.txt", "other.txt"]
     assert Scores.from_json(json.dumps(kept.to_json(schema="foretrain.scores/1"))) == kept
-    assert Evaluation.from_json(json.dumps(first.to_json(schema="foretrain.eval/1"))) == first
+    assert Evaluation.from_json(json.dumps(first.to_json(schema="foretrain.model/1#eval"))) == first
     assert f"{first.texts[0].bits_per_byte:.4f}" in str(first)
     best = library.evaluate(run, text=text_file, best=True, device="cpu")
     step = checkpoint.read_progress(Path(run) / "checkpoints" / kept.checkpoint).best_step
@@ -342,7 +342,7 @@ def test_the_command_answers_on_one_screen_and_in_json(text_file: Path, monkeypa
     assert max(map(len, lines)) <= 80
     assert lines[0].startswith("out, step 12  cpu, float32; kept in out/scores/step-0000000012.json")
     found = json.loads(foretrain("eval", "out", "--text", "t.txt", "--device=cpu", "--json").stdout)
-    assert found["schema"] == "foretrain.eval/1"
+    assert found["schema"] == "foretrain.model/1#eval"
     assert found["texts"][0]["size_bytes"] == len(TEXT.encode())
     assert foretrain("eval", "out", "--text", "t.txt", "--device=cpu", "--quiet").stderr == ""
     newest = sorted(Path("out/checkpoints").iterdir())[-1]

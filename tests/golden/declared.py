@@ -5,9 +5,11 @@ from .compare import Declared
 DPO = "DPO is planned as TRL's trainer runs it, where it had a lower bound"
 PRICE = "a price of a change has four digits in every kind of run"
 PLANNED = "planned counts the estimates that a search took, of which halving takes one more or fewer"
+FAMILIES = "answers about one thing share a schema, whose anchor the name has"
 DECLARED: tuple[Declared, ...] = (
     Declared("finetune|inference|text", r"(advised|partial)\[\d+\]\.price$", PRICE, figures=0.001),
     Declared("", r"\.planned$", PLANNED),
+    Declared("", r"schema$", FAMILIES, new="#"),
     Declared("", r"tune\.precompute_reference$", DPO, old=r"^\(nothing\)$", new="False"),
     Declared("finetune file: .*(trl_dpo_full_15b.yaml|dpo_script.py)", "steps", DPO),
 )

@@ -153,7 +153,7 @@ def test_case_d_in_twelve_hours_written_and_planned_again() -> None:
     """At the logged 3.9 s: 12 h less compilation and evaluations is about 10,900 steps."""
     words = ("plan", D, "--gpu", "4070", "--step-time", "3.9", "--within", "12h", "--write", "shorter.toml", "--json")
     answer = json.loads(foretrain(*words).stdout)
-    assert answer["schema"] == "foretrain.within/1"
+    assert answer["schema"] == "foretrain.plan/1#within"
     assert 10_700 < answer["steps"] < 12 * 3600 / 3.9
     assert answer["epochs"] == pytest.approx(answer["tokens"] / 3.68e9)
     assert answer["changed"] == ["max_iters", "lr_decay_iters", "warmup_iters"]

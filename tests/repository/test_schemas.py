@@ -47,29 +47,37 @@ def asked(name: str, *words: str, code: int = 0) -> dict[str, Any]:
 
 ANSWERS = {
     "foretrain.plan/1": ("plan", str(CASES / "c.py"), *CARD, "--used-by-others", "2.1GB"),
-    "foretrain.plans/1": ("plan", "gpt2-124m", "--gpu", "3060,4070"),
-    "foretrain.within/1": ("plan", "gpt2-124m", *CARD, "--within", "12h"),
-    "foretrain.config/1": ("plan", "baby", "--show-config"),
+    "foretrain.plan/1#plans": ("plan", "gpt2-124m", "--gpu", "3060,4070"),
+    "foretrain.plan/1#within": ("plan", "gpt2-124m", *CARD, "--within", "12h"),
+    "foretrain.plan/1#config": ("plan", "baby", "--show-config"),
     "foretrain.advice/1": ("advise", str(CASES / "c.py"), *CARD, "--used-by-others", "2.1GB"),
     "foretrain.mfu/1": ("mfu", str(CASES / "b1.py"), "--tokens-per-s", "134k", *CARD),
     "foretrain.compare/1": (
         "compare", f"B1={CASES}/b1.log+{CASES}/b1.py", f"B2={CASES}/b2.csv+{CASES}/b2.py", *CARD,
     ),
-    "foretrain.log/1": (
+    "foretrain.explain/1#log": (
         "explain", str(REPO / "examples/logs/c-out-of-memory.log"), "--config", str(CASES / "c.py"), *CARD,
     ),
-    "foretrain.snapshot/1": ("explain", str(REPO / "examples/snapshots/fragmented.pickle")),
+    "foretrain.explain/1#snapshot": ("explain", str(REPO / "examples/snapshots/fragmented.pickle")),
     "foretrain.verify/1": (
         "verify", "--show", str(REPO / "tests" / "data" / "verify_on_a_card_that_computes_nothing.json"),
     ),
     "foretrain.gpus/1": ("gpus",),
     "foretrain.languages/1": ("languages",),
-    "foretrain.top/1": ("top",),
+    "foretrain.run/1#top": ("top",),
 }  # fmt: skip
 SLOW = {
-    "foretrain.best/1": ("plan", *CARD, "--best", "--within", "20h", "--data-tokens", "3.68B"),
-    "foretrain.explanation/1": ("plan", "gpt2-30m", *CARD, "--explain", "--n_layer=2", "--compile=false"),
-    "foretrain.largest/1": ("plan", "gpt2-30m", *CARD, "--largest", "batch_size", "--n_layer=2", "--compile=false"),
+    "foretrain.plan/1#best": ("plan", *CARD, "--best", "--within", "20h", "--data-tokens", "3.68B"),
+    "foretrain.plan/1#explanation": ("plan", "gpt2-30m", *CARD, "--explain", "--n_layer=2", "--compile=false"),
+    "foretrain.plan/1#largest": (
+        "plan",
+        "gpt2-30m",
+        *CARD,
+        "--largest",
+        "batch_size",
+        "--n_layer=2",
+        "--compile=false",
+    ),
     "foretrain.calibration/1": ("calibrate", "--quick"),
     "foretrain.demo/1": ("demo", "--steps", "20"),
 }
@@ -83,16 +91,16 @@ def test_answers_are_what_their_schema_says(name: str) -> None:
 KINDS = {
     "a fine-tuning run": ("plan", "foretrain.plan/1", "smollm2-135m", "--method", "lora", *CARD),
     "one that does not fit": ("plan", "foretrain.plan/1", "qwen3-8b", "--method", "full", *CARD),
-    "one on cards": ("plan", "foretrain.plans/1", "smollm2-135m", "--seq-len", "512", "--gpu", "3060,4070"),
+    "one on cards": ("plan", "foretrain.plan/1#plans", "smollm2-135m", "--seq-len", "512", "--gpu", "3060,4070"),
     "a limit on cards": (
-        "plan", "foretrain.plans/1", "smollm2-135m", "--packing", "--gpu", "3060,4070", "--within", "3kWh",
+        "plan", "foretrain.plan/1#plans", "smollm2-135m", "--packing", "--gpu", "3060,4070", "--within", "3kWh",
     ),
-    "one explained": ("plan", "foretrain.explanation/1", "smollm2-135m", *CARD, "--method", "lora", "--explain"),
-    "its options": ("plan", "foretrain.config/1", "smollm2-135m", *CARD, "--method", "lora", "--show-config"),
+    "one explained": ("plan", "foretrain.plan/1#explanation", "smollm2-135m", *CARD, "--method", "lora", "--explain"),
+    "its options": ("plan", "foretrain.plan/1#config", "smollm2-135m", *CARD, "--method", "lora", "--show-config"),
     "several cards": ("plan", "foretrain.plan/1", "gpt2-124m", "--gpus", "2 x 3060"),
     "text": ("plan", "foretrain.plan/1", "llama-3.1-8b", "--inference", "--weights", "q4_k_m", *CARD),
     "text on cards": (
-        "plan", "foretrain.plans/1", "llama-3.1-8b", "--inference", "--weights", "q4_k_m", "--gpu", "3060,4070",
+        "plan", "foretrain.plan/1#plans", "llama-3.1-8b", "--inference", "--weights", "q4_k_m", "--gpu", "3060,4070",
     ),
 }  # fmt: skip
 
@@ -112,13 +120,15 @@ def test_slow_answers_are_what_their_schema_says(name: str) -> None:
 def test_a_log_that_only_ended_is_one_too() -> None:
     log = (REPO / "examples/logs/c-out-of-memory.log").read_text("utf-8").splitlines()
     Path("end.log").write_text(log[-1] + "\n", "utf-8")
-    assert "out_of_memory" in asked("foretrain.log/1", "explain", "end.log")
+    assert "out_of_memory" in asked("foretrain.explain/1#log", "explain", "end.log")
 
 
 def test_the_steps_that_fit_are_one_schema_of_every_kind_of_run() -> None:
     words = ("plan", "smollm2-135m", *CARD, "--method", "lora", "--within", "2h", "--largest", "batch_size")
-    assert asked("foretrain.within/1", *words)["largest"]["value"]
-    assert asked("foretrain.within/1", "plan", "gpt2-124m", "--gpus", "2 x 3060", "--tokens", "1M")["plan"]["ranks"]
+    assert asked("foretrain.plan/1#within", *words)["largest"]["value"]
+    assert asked("foretrain.plan/1#within", "plan", "gpt2-124m", "--gpus", "2 x 3060", "--tokens", "1M")["plan"][
+        "ranks"
+    ]
 
 
 def test_errors() -> None:
@@ -132,17 +142,17 @@ def test_a_run_and_what_is_said_of_it(own_directory: Path) -> None:
     write_dataset(own_directory / "data" / "toy")
     words = ("--dataset=toy", "--vocab_size=96")
     asked("foretrain.run/1", *TRAIN, *words)
-    asked("foretrain.comparison/1", "compare", "run")
+    asked("foretrain.compare/1#forecast", "compare", "run")
     asked("foretrain.explain/1", "explain", "run")
     asked("foretrain.report/1", "report", "run")
-    assert asked("foretrain.runs/1", "runs")["runs"]
-    assert asked("foretrain.top/1", "top", "run")["runs"]
-    asked("foretrain.export/1", "export", "run", "--to", "safetensors")
+    assert asked("foretrain.run/1#runs", "runs")["runs"]
+    assert asked("foretrain.run/1#top", "top", "run")["runs"]
+    asked("foretrain.model/1#export", "export", "run", "--to", "safetensors")
 
 
 def test_an_evaluation_and_where_it_is_shown() -> None:
     trained("modern")
-    assert asked("foretrain.eval/1", "eval", "out", "--device=cpu")["texts"]
+    assert asked("foretrain.model/1#eval", "eval", "out", "--device=cpu")["texts"]
     assert asked("foretrain.explain/1", "explain", "out")["scores"]
 
 
@@ -160,19 +170,19 @@ def test_datasets() -> None:
         "--val",
         "10%",
     )
-    asked("foretrain.prepare-plan/1", *words, "--plan")
-    asked("foretrain.prepare/1", *words)
-    asked("foretrain.data-info/1", "data", "info", "data/a")
-    asked("foretrain.data-verify/1", "data", "verify", "data/a")
-    asked("foretrain.data-head/1", "data", "head", "data/a")
-    asked("foretrain.data-mix/1", "data", "mix", "data/a=1", "--out", "mix.toml")
+    asked("foretrain.data/1#plan", *words, "--plan")
+    asked("foretrain.data/1#prepared", *words)
+    asked("foretrain.data/1#info", "data", "info", "data/a")
+    asked("foretrain.data/1#verify", "data", "verify", "data/a")
+    asked("foretrain.data/1#head", "data", "head", "data/a")
+    asked("foretrain.data/1#mix", "data", "mix", "data/a=1", "--out", "mix.toml")
 
 
 @pytest.mark.slow
 def test_answers_of_watch_and_export_have_schemas() -> None:
     asked("foretrain.run/1", "watch", "--json", "--", sys.executable, "-c", "print(1)")
     assert foretrain(*TRAIN, timeout=300).returncode == 0
-    asked("foretrain.sample/1", "sample", "run", "--tokens", "5")
+    asked("foretrain.model/1#sample", "sample", "run", "--tokens", "5")
     asked("foretrain.tune/1", *("tune", *TRAIN[1:]), "--budget", "1h", "--trials", "2")
 
 
@@ -189,7 +199,16 @@ def test_every_output_has_a_schema() -> None:
     """Every name of a schema in the code is one of the page's, or of a file that users need not read."""
     found = set()
     for path in (REPO / "foretrain").rglob("*.py"):
-        found |= set(re.findall(r'"(foretrain\.[a-z-]+/\d+)"', path.read_text("utf-8")))
+        found |= set(re.findall(r'"(foretrain\.[a-z-]+/\d+(?:#[a-z-]+)?)"', path.read_text("utf-8")))
     assert found - FILES == set(json_schemas.OUTPUTS)
     committed = {path.name for path in json_schemas.FOLDER.glob("*.json")}
     assert committed == {json_schemas.path_of(name).name for name in json_schemas.OUTPUTS}
+    assert len(committed) <= 16
+
+
+def test_the_name_of_an_answer_is_the_address_of_its_schema() -> None:
+    for name in json_schemas.OUTPUTS:
+        file = json.loads(json_schemas.path_of(name).read_text("utf-8"))
+        answers = [file, *file.get("$defs", {}).values()]
+        (found,) = [each for each in answers if each.get("properties", {}).get("schema") == {"const": name}]
+        assert found.get("$anchor", "") == name.partition("#")[2]

@@ -440,7 +440,7 @@ def test_explain_by_content_not_by_name(tmp_path: Path, text: str, format: str) 
     path = tmp_path / "some.thing"
     path.write_text(text, "utf-8")
     found = json.loads(foretrain("explain", str(path), "--json").stdout)
-    assert (found["schema"], found["format"]) == ("foretrain.log/1", format)
+    assert (found["schema"], found["format"]) == ("foretrain.explain/1#log", format)
 
 
 def test_explain_says_what_is_not_in_a_log(tmp_path: Path) -> None:

@@ -380,7 +380,7 @@ def test_explain_of_case_b1(tmp_path: Path) -> None:
     ):  # fmt: skip
         assert says in shown, says
     made = json.loads(foretrain(*words, "--json").stdout)
-    assert made["schema"] == "foretrain.log/1"
+    assert made["schema"] == "foretrain.explain/1#log"
     assert made["utilization"]["mfu"] == pytest.approx(0.692, abs=0.001)
     alone = foretrain("explain", str(path)).stdout
     assert "Add --config" in alone

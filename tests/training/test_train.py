@@ -528,7 +528,7 @@ def test_sample_from_a_run() -> None:
     assert Path(report.stdout.strip()).stat().st_size < 500_000
     shown = foretrain("compare", "out-baby")
     assert "peak, first step" in shown.stdout
-    assert json.loads(foretrain("compare", "out-baby", "--json").stdout)["schema"] == "foretrain.comparison/1"
+    assert json.loads(foretrain("compare", "out-baby", "--json").stdout)["schema"] == "foretrain.compare/1#forecast"
 
 
 def test_a_damaged_record_is_a_sentence() -> None:

@@ -81,7 +81,7 @@ def info_command(name: str, count: bool, as_json: bool) -> None:
 
     summary = summarize(located(name), count=count)
     if as_json:
-        print_json(summary.to_json(schema="foretrain.data-info/1"))
+        print_json(summary.to_json(schema="foretrain.data/1#info"))
         return
 
     text.render(data_view.info_document(summary), OUT)
@@ -120,7 +120,7 @@ def verify_command(name: str, as_json: bool, quiet: bool) -> None:
     if as_json:
         problems = [{"id": p.id, "message": str(p), "values": p.values} for p in found.problems]
         print_json(
-            {"schema": "foretrain.data-verify/1", "path": info.path, "ok": not problems, **values, "problems": problems}
+            {"schema": "foretrain.data/1#verify", "path": info.path, "ok": not problems, **values, "problems": problems}
         )
     else:
         for problem in found.problems:
@@ -168,7 +168,7 @@ def head_command(name: str, split: str, at: int | None, document: int | None, to
         text = None if words is None else words.decode([id for id in ids if id < words.vocab_size])
         if as_json and not number:
             shown = {"path": part.path, "split": split, "position": position, "ids": ids, "text": text}
-            print_json({"schema": "foretrain.data-head/1", **shown})
+            print_json({"schema": "foretrain.data/1#head", **shown})
             return
         place = say("data.head", name=part.name, split=split, first=position, last=position + len(ids) - 1,
                     tokens=reader.tokens)  # fmt: skip
@@ -214,7 +214,7 @@ def mix_command(parts: list[str], out: Path | None, tokens: str, as_json: bool) 
              "epochs": trained * p.weight / p.dataset.train_tokens if trained else None}
             for p in info.parts
         ]  # fmt: skip
-        print_json({"schema": "foretrain.data-mix/1", "out": str(out) if out else None, "parts": listed})
+        print_json({"schema": "foretrain.data/1#mix", "out": str(out) if out else None, "parts": listed})
         return
 
     text.render(data_view.mix_document(info, trained, str(out) if out else None), OUT)

@@ -46,7 +46,7 @@ zcat dump.jsonl.gz | foretrain prepare - --tokenizer byte --out data/dump
 
 Run the same command again to resume."""
 
-SCHEMA, PLAN_SCHEMA = "foretrain.prepare/1", "foretrain.prepare-plan/1"
+SCHEMA, PLAN_SCHEMA = "foretrain.data/1#prepared", "foretrain.data/1#plan"
 _COUNTED = {
     "empty": "prepare.counted_empty", "bad": "prepare.counted_bad", "duplicates": "prepare.counted_duplicates",
     "replaced_utf8": "prepare.counted_replaced_utf8", "separator_bytes": "prepare.counted_separator_bytes",

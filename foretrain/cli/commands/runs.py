@@ -54,7 +54,7 @@ def runs_command(
     for error in found.unreadable:
         ERR.print(noted(error), soft_wrap=True)
     if as_json:
-        print_json({"schema": "foretrain.runs/1", "runs": [_row(path, record) for path, record in found.runs]})
+        print_json({"schema": "foretrain.run/1#runs", "runs": [_row(path, record) for path, record in found.runs]})
         return
     labels = {path: state.read_label(path) for path, _ in found.runs}
     text.render(listed_view.document(found.runs, labels, tag or ()), OUT)

@@ -43,7 +43,7 @@ def serve_command(port: int | None, runs: list[Path], open_it: bool, as_json: bo
             raise UserError("data.no_folder", path=str(folder))
     served = server.prepare(port, roots, asked_for())
     if as_json:
-        print_json({"schema": "foretrain.serve/1", "url": served.link, "port": served.port})
+        print_json({"schema": "foretrain.report/1#serve", "url": served.link, "port": served.port})
     else:
         OUT.print(Text(messages.without_marks(say("page.served", link=served.link))), soft_wrap=True)  # to be copied
         if not quiet:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 else:  # a plan without traces does not wait for what they add
     exact, line = Later("foretrain.app.exact"), Later("foretrain.reports.views.line")
 
-EXPLAIN_SCHEMA = "foretrain.explanation/1"
+EXPLAIN_SCHEMA = "foretrain.plan/1#explanation"
 
 
 @dataclass(frozen=True)

@@ -63,11 +63,9 @@ else:  # each answer waits for its own view alone
         Later(f"foretrain.reports.views.finetune.{name}") for name in ("limits", "screen", "whole")
     )
 
-WITHIN_SCHEMA = "foretrain.within/1"
-BEST_SCHEMA = "foretrain.best/1"
-LARGEST_SCHEMA = "foretrain.largest/1"
-SMALLEST_SCHEMA = "foretrain.smallest-card/1"
-PLANS_SCHEMA = "foretrain.plans/1"
+WITHIN_SCHEMA, BEST_SCHEMA = "foretrain.plan/1#within", "foretrain.plan/1#best"
+LARGEST_SCHEMA, SMALLEST_SCHEMA = "foretrain.plan/1#largest", "foretrain.plan/1#smallest-card"
+PLANS_SCHEMA = "foretrain.plan/1#plans"
 
 
 @dataclass(frozen=True)
@@ -348,7 +346,7 @@ def show_config_of(request: Any, limits: Limits, as_json: bool) -> None:
     values, options, sources = request.settings(limits)
     sources = {name: sources.get(name, "default") for name in options}
     if as_json:
-        print_json({"schema": "foretrain.config/1", "config": values.model_dump(mode="json"), "sources": sources})
+        print_json({"schema": "foretrain.plan/1#config", "config": values.model_dump(mode="json"), "sources": sources})
         return
     rows = tuple(
         (

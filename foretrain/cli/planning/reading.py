@@ -117,7 +117,7 @@ class Copy:
 def print_kept(context: click.Context, request: PlanRequest, answer: Callable[[], None]) -> None:
     """Print what `answer` prints, at once where it was printed before."""
     given, terminal = context.params, (OUT.options, OUT.color_system)
-    noted = any(name.endswith("ALLOC_CONF") for name in os.environ)
+    noted = any(name.endswith("ALLOC_CONF") for name in os.environ) or OUT.file is not sys.stdout
     path = None
     if request.kind == "pretraining" and not (noted or OUT.legacy_windows or any(map(given.get, UNKEPT))):
         assert isinstance(request, PretrainingRequest)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from foretrain.base import processes
 from foretrain.base.errors import UserError
 from foretrain.predict.memory import VERDICTS
+from foretrain.predict.plan import SCHEMA
 
 MOST_S = 300  # a plan takes a second; of what is too large to be planned in this time nothing is said
 
@@ -49,7 +50,7 @@ def answer(path: Path, words: Sequence[str]) -> Answer:
         value = json.loads(done.stdout)
     except ValueError:
         return Answer(problem=(done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1])
-    if not str(value.get("schema")).startswith(("foretrain.plan/", "foretrain.finetune/")):
+    if value.get("schema") != SCHEMA:
         return Answer(problem=str(value.get("message", value.get("schema"))))
     return in_short(value)
 

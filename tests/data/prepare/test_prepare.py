@@ -540,7 +540,7 @@ def test_stdin_and_its_resume() -> None:
     done = subprocess.run(command, input=data, capture_output=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
-    assert (answer["schema"], answer["status"], answer["resumed"]) == ("foretrain.prepare/1", "finished", False)
+    assert (answer["schema"], answer["status"], answer["resumed"]) == ("foretrain.data/1#prepared", "finished", False)
     assert kit.tokens_of("o", "train").tolist() == kit.expected(rows, lambda row: row.encode(), 0)["train"]
 
 

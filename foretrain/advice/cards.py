@@ -6,11 +6,16 @@ from typing import Literal, NamedTuple
 from foretrain.base.errors import UserError
 from foretrain.base.quantities import Limit
 from foretrain.base.records import Record
-from foretrain.predict.energy import Spending
+from foretrain.config.finetune.options import FineTune
+from foretrain.config.options import RunConfig
+from foretrain.predict.energy import Prices, Spending
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.finetuning import of_plan
+from foretrain.predict.forecast import AnyPlan
+from foretrain.predict.inference.plan import InferencePlan
 from foretrain.predict.memory import Verdict
-from foretrain.predict.plan import Plan, Timing
+from foretrain.predict.plan import Plan
+from foretrain.predict.ranks import ClusterPlan
 from foretrain.predict.within import within
 
 MILLION = 1_000_000
@@ -40,14 +45,17 @@ class Candidate(NamedTuple):
     energy_j: float | None = None
 
     @classmethod
-    def of(
-        cls, name: str, verdict: Verdict | None, *, rented: bool, duration_s: float, spent: Spending | None
-    ) -> "Candidate":
-        """With what it spends; of a card whose speed is not known (None), nothing."""
+    def of(cls, plan: AnyPlan) -> "Candidate":
+        """With what it spends; of a card whose speed is not known, nothing."""
+        spent = plan.timing
+        prices = Prices.of(plan.config) if isinstance(plan, Plan) else spent and spent.prices
+        rented = bool(prices and prices.price_per_hour)
         if spent is None:
-            return cls(name, verdict, rented)
-        money = spent.money()
-        return cls(name, verdict, rented, duration_s, money[1] if money else None, spent.energy_expected_j)
+            return cls(plan.gpu.name, plan.verdict, rented)
+        money, duration_s = spent.money(), spent.length_s.expected_s
+        return cls(
+            plan.gpu.name, plan.verdict, rented, duration_s, money[1] if money else None, spent.energy_expected_j
+        )
 
 
 def chosen(cards: Sequence[Candidate]) -> Choice:
@@ -65,18 +73,7 @@ def chosen(cards: Sequence[Candidate]) -> Choice:
     )  # fmt: skip
 
 
-def choose(plans: Sequence[Plan]) -> Choice:
-    """The best cards for the step that is meant."""
-    return chosen([_candidate(plan, plan.timing_of(plan.step)) for plan in plans])
-
-
-def _candidate(plan: Plan | FineTunePlan, timing: Timing | None) -> Candidate:
-    duration_s = timing.length_s.expected_s if timing else 0.0
-    rented = bool(plan.config.price_per_hour if isinstance(plan, Plan) else timing and timing.prices.price_per_hour)
-    return Candidate.of(plan.gpu.name, plan.verdict, rented=rented, duration_s=duration_s, spent=timing)
-
-
-class FineTuneCard(Record):
+class ComparedCard(Record):
     """A card. `tokens`: that its figures are of; None, and no figures, where the card's speed is not known or a limit
     is too small for one step. `epochs`: as passes over the data, where the tokens of those are known."""
 
@@ -93,9 +90,10 @@ class FineTuneCard(Record):
     co2_g: float | None = None
 
 
-class FineTuneCards(Record):
-    """What is shown of several cards. `of`: the whole run, a million tokens where its length is not known, or what
-    fits in a limit. `best` goes by the tokens that all of them have to train, so also by those that fit in a limit.
+class ComparedCards(Record):
+    """What is shown of several cards. `of`: the whole run, a million tokens where it has no length that is known, or
+    what fits in a limit. `best` goes by the tokens that all of them have to train, so also by those that fit in a
+    limit.
 
     `cost` of a card is its rent, of one without rent its electricity, in `currency`.
     """
@@ -103,39 +101,44 @@ class FineTuneCards(Record):
     of: Literal["run", "million", "limit"]
     limit: Limit | None
     currency: str
-    cards: tuple[FineTuneCard, ...]
+    cards: tuple[ComparedCard, ...]
     best: Choice
 
 
-def compared(plans: Sequence[FineTunePlan], limit: Limit | None = None) -> FineTuneCards:
+def compared(plans: Sequence[AnyPlan], limit: Limit | None = None) -> ComparedCards:
     """The cards beside each other. Raises UserError where nobody can say what the limit is of any of them."""
-    known = next((plan.timing for plan in plans if plan.timing), None)
-    of = "limit" if limit else "run" if plans[0].tune.steps else "million"
-    cards = tuple(_limited(plan, limit) if limit else _card(plan) for plan in plans)
-    candidates = [_candidate(plan, plan.timing) for plan in plans]
-    return FineTuneCards(
-        of=of, limit=limit, currency=known.prices.currency if known else "", cards=cards, best=chosen(candidates)
+    known, first = next((plan.timing for plan in plans if plan.timing), None), plans[0]
+    whole = first.tune.steps if isinstance(first, FineTunePlan) else isinstance(first, Plan)
+    cards = tuple(_limited(plan, limit) if limit and isinstance(plan, FineTunePlan) else _card(plan) for plan in plans)
+    return ComparedCards(
+        of="limit" if limit else "run" if whole else "million", limit=limit,
+        currency=known.prices.currency if known else "", cards=cards, best=chosen(list(map(Candidate.of, plans))),
     )  # fmt: skip
 
 
-def _bare(plan: FineTunePlan) -> FineTuneCard:
-    return FineTuneCard(
+def _bare(plan: AnyPlan) -> ComparedCard:
+    return ComparedCard(
         name=plan.gpu.name, verdict=plan.verdict, needed_bytes=plan.needed_bytes, available_bytes=plan.available_bytes,
         tokens_per_s=plan.timing.tokens_per_s if plan.timing else None,
     )  # fmt: skip
 
 
-def _card(plan: FineTunePlan) -> FineTuneCard:
+def _card(plan: AnyPlan) -> ComparedCard:
     """Of the whole run, else of a million tokens."""
-    timing, tune = plan.timing, plan.tune
+    timing = plan.timing
     if timing is None:
         return _bare(plan)
-    if timing.total_s and timing.steps:
-        return _spent(plan, timing, timing.steps * tune.tokens_per_step, timing.total_s.expected_s)
-    return _spent(plan, timing, MILLION, timing.step_s.expected_s, MILLION / tune.tokens_per_step)
+    tokens = plan.asked.batch if isinstance(plan, InferencePlan) else settings_of(plan).tokens_per_step
+    if timing.total_s is not None and timing.steps is not None:
+        return _spent(plan, timing, timing.steps * tokens, timing.total_s.expected_s)
+    return _spent(plan, timing, MILLION, timing.step_s.expected_s, MILLION / tokens)
 
 
-def _limited(plan: FineTunePlan, limit: Limit) -> FineTuneCard:
+def settings_of(plan: Plan | ClusterPlan | FineTunePlan) -> RunConfig | FineTune:
+    return plan.tune if isinstance(plan, FineTunePlan) else plan.config
+
+
+def _limited(plan: FineTunePlan, limit: Limit) -> ComparedCard:
     """Of what fits in a limit; without figures where that is nothing."""
     try:
         found = within(of_plan(plan), limit)
@@ -149,9 +152,9 @@ def _limited(plan: FineTunePlan, limit: Limit) -> FineTuneCard:
     return _spent(plan, timing, found.tokens, timing.total_s.expected_s)
 
 
-def _spent(plan: FineTunePlan, spent: Spending, tokens: int, duration_s: float, factor: float = 1.0) -> FineTuneCard:
+def _spent(plan: AnyPlan, spent: Spending, tokens: int, duration_s: float, factor: float = 1.0) -> ComparedCard:
     """A card with its figures, times `factor`."""
-    money, data = spent.money(), plan.tune.dataset_tokens
+    money, data = spent.money(), 0 if isinstance(plan, InferencePlan) else settings_of(plan).dataset_tokens
 
     def times(value: float | None) -> float | None:
         return None if value is None else value * factor

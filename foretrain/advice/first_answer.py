@@ -5,20 +5,28 @@ Everything is worked out here; reports/views/first.py only puts it into words.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from foretrain.advice.advisor import short_list, state_of
 from foretrain.advice.asked import Asked
+from foretrain.advice.cluster import options_of
 from foretrain.advice.planner import Planner
 from foretrain.advice.record import Advice, to_set
 from foretrain.base.records import Record
+from foretrain.config.finetune.together import idle
+from foretrain.config.finetune.words import changed_words, option_words
+from foretrain.config.inference import WORDS as GENERATING
 from foretrain.config.microbatches import ACCUMULATION, BATCH
 from foretrain.config.options import OPTIONS, RunConfig
 from foretrain.config.resolve import NANOGPT_DEFAULTS, WORDS
-from foretrain.config.words import typed_value
+from foretrain.config.words import as_word, typed_value
+from foretrain.predict.finetune.plan import FineTunePlan
+from foretrain.predict.forecast import AnyPlan
+from foretrain.predict.inference.plan import InferencePlan
 from foretrain.predict.memory import REFUSED, RunMemory
 from foretrain.predict.plan import Plan, Timing
+from foretrain.predict.ranks import ClusterPlan
 from foretrain.predict.spec import StepName
 from foretrain.predict.speed.limit import Bottleneck, bottleneck
 
@@ -102,6 +110,54 @@ def changed_command(plan: Plan, advice: Advice, asked: Asked) -> tuple[str, ...]
     flags = tuple(f"--{setting.option}={said(setting.after)}" for setting in changes)
     kept = WORDS.without(_words(asked, plan, advice.trainer), [setting.option for setting in changes])
     return (*START[advice.trainer], *kept, *flags)
+
+
+def words_of(change: Advice) -> list[str]:
+    """A change in fine-tuning or in generating text, as words of the command line."""
+    words = {name: option_words(name, value) for name, value in change.options.items()}
+    if "world" in words:
+        words["world"] = ["--gpus", f"{change.options['world']} x {change.gpu}"]
+    return [word for each in words.values() for word in each]
+
+
+def command_of(plan: AnyPlan, change: Advice, asked: Asked) -> tuple[str, ...]:
+    """The whole command of a run of any kind with a change: of pretraining the one that trains it, where one command
+    can, else the one that says how."""
+    if isinstance(plan, ClusterPlan):
+        return _command_of_cards(plan, change, asked)
+    if isinstance(plan, InferencePlan):
+        kept = GENERATING.without(asked.words, change.options)
+        if "world" in change.options:
+            asked = asked.model_copy(update={"gpu": "auto", "cards": ()})
+        return ("foretrain", "plan", *kept, *words_of(change), *asked.card_options(), *asked.options())
+    if isinstance(plan, FineTunePlan):
+        unused = idle(plan.tune.model_copy(update=change.options))
+        return (*finetune_command("plan", asked, change.options, unused), *asked.options())
+    if is_one_command(plan, change):
+        return changed_command(plan, change, asked)
+    return (*_advise_command(asked), "--apply", "1")
+
+
+def finetune_command(
+    name: str, asked: Asked, changed: Mapping[str, bool | int | str] | None = None, without: Collection[str] = ()
+) -> tuple[str, ...]:
+    """The command of this name about a fine-tuning run, with other values of options."""
+    model, *words = asked.words
+    return ("foretrain", name, model, *changed_words(words, changed or {}, without), *asked.card_options())
+
+
+def _command_of_cards(plan: ClusterPlan, change: Advice, asked: Asked) -> tuple[str, ...]:
+    changed, cards, now = options_of(plan, change), change.shared, plan.cluster
+    told = tuple(as_word(name, value) for name, value in changed.items())
+    words = "foretrain", "plan", *WORDS.without(asked.words, list(changed)), *told
+    rent = asked.options(rent=plan.config.price_per_hour)
+    if cards is None or (cards.text, cards.link) == (now.text, now.link.name):
+        return (*words, *asked.card_options(), *rent)
+    given = dict(zip(asked.cards[::2], asked.cards[1::2], strict=True))  # a link or network that was named stays
+    link = ("--link", cards.link) if "--link" in given or cards.link != now.link.name else ()
+    network = ("--network", given["--network"]) if "--network" in given and cards.nodes > 1 else ()
+    others = ("--used-by-others", asked.others) if asked.others else ()
+    return (*words, "--gpus", cards.text, *link, *network, *others, *rent)
 
 
 def within_command(plan: Plan, then: Plan, changed: Sequence[str], asked: Asked) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from click.exceptions import Exit
 from foretrain.advice.advisor import advise as advise_plan
 from foretrain.advice.asked import Asked
 from foretrain.advice.cluster import options_of
-from foretrain.advice.first_answer import changed_command
+from foretrain.advice.first_answer import changed_command, command_of
 from foretrain.advice.record import SCHEMA, Advice, Advices, to_set, with_settings
 from foretrain.advice.rules.base import Goal
 from foretrain.app import advise
@@ -32,21 +32,15 @@ from foretrain.config.options import OPTIONS
 from foretrain.config.resolve import ResolvedConfig
 from foretrain.predict.memory import FAILING
 from foretrain.predict.plan import Plan, plan
-from foretrain.reports.views import advice as advice_view
-from foretrain.reports.views import advice_screen
+from foretrain.reports.views import advice as view
 
 if TYPE_CHECKING:
     from foretrain.app.finetuning import advise as tuning
     from foretrain.config.finetune import writer as trainer_file
-    from foretrain.reports.views.cluster import advice as cluster_view
-    from foretrain.reports.views.finetune import advice as tuned_view
 else:  # advice of one kind of run does not wait for the others
     tuning = Later("foretrain.app.finetuning.advise")
     trainer_file = Later("foretrain.config.finetune.writer")
-    cluster_view = Later("foretrain.reports.views.cluster.advice")
-    tuned_view = Later("foretrain.reports.views.finetune.advice")
 
-VIEWS = {"pretraining": advice_screen, "cards": cluster_view}
 LISTED, TRACED = 10, 3  # changes with --full and --json, and those that --exact traces, where --top does not say
 ENVIRONMENT = "allocator_settings"  # nanoGPT has them from PYTORCH_CUDA_ALLOC_CONF
 
@@ -56,7 +50,7 @@ def answer(context: click.Context, request: Any, asked: Asked) -> None:
     given = context.params
     _check_options(given, request.kind)
     plan, found = _searched(request, given)
-    number, view = given["apply"], VIEWS.get(request.kind, tuned_view)
+    number = given["apply"]
     shown = found.top(given["top"] or LISTED)
     if number:
         if not found.advised:
@@ -133,7 +127,7 @@ def _written(request: Any, plan: Any, found: Advices, number: int, path: Path, a
         return None
     text = _keys_changed(plan, change, asked)
     if text is None:
-        command = shlex.join(tuned_view.command(plan, change, asked))
+        command = shlex.join(command_of(plan, change, asked))
         raise UserError("usage.advise_no_keys", number=number, path=str(path), command=command)
     writer.write_text(text, path)
     plan_print.tell_written(path, quiet=asked.quiet)
@@ -206,7 +200,7 @@ def _does_not_fit(base: Plan, found: Advices, advice: Advice, path: Path) -> Use
 
 
 def _what_to_do(base: Plan, found: Advices, advice: Advice) -> str:
-    return listed(message.text() for message in advice_view.commands(base.config, found, advice))
+    return listed(message.text() for message in view.commands(base.config, found, advice))
 
 
 def _write_python(

@@ -38,7 +38,7 @@ _PRE = '<pre style="white-space:pre;overflow-x:auto;font-family:monospace">{code
 # Records by name, and the view that makes a document of each.
 VIEWS = {
     "Plan": "plan", "Comparison": "compare", "RunExplanation": "run_explain", "LogExplanation": "log",
-    "SnapshotAnalysis": "snapshot", "ClusterPlan": "cluster.whole", "Evaluation": "scores",
+    "SnapshotAnalysis": "snapshot", "ClusterPlan": "cluster", "Evaluation": "scores",
     "InferencePlan": "generation", "FineTunePlan": "finetune.whole",
 }  # fmt: skip
 

@@ -277,6 +277,10 @@ def _table(table: Table, width: int) -> RichTable:
     rows = [*([table.columns] if table.columns else []), *table.rows]
     natural = [max((cell_len(cell_text(row[i])) for row in rows if i < len(row)), default=0) for i in kept]
     narrow = sum(natural) + GAP * len(kept) > width
+    if narrow and not runs_rightwards():  # then heads of numbers are broken
+        natural = [
+            _least_width(table, i) if i in table.numeric else wide for i, wide in zip(kept, natural, strict=True)
+        ]
     least = [  # a number is never broken
         wide if i in table.numeric else min(wide, _least_width(table, i)) for i, wide in zip(kept, natural, strict=True)
     ]

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from foretrain.advice.asked import Asked
-from foretrain.advice.cards import choose, compared
+from foretrain.advice.cards import compared
 from foretrain.advice.cluster import options_of
 from foretrain.advice.record import Advice, Advices
 from foretrain.app.request import PlanRequest
@@ -19,21 +19,17 @@ from foretrain.predict.forecast import AnyPlan
 from foretrain.predict.memory import RunMemory
 from foretrain.predict.plan import Plan
 from foretrain.predict.ranks import ClusterPlan
-from foretrain.reports.document import Document, Figures, Message, Paragraph, Picture, Screen, Section, cell_text
+from foretrain.reports.document import Document, Figures, Message, Picture, Screen, cell_text
 from foretrain.reports.html import block_json, document_json
 from foretrain.reports.views import advice as advice_view
 from foretrain.reports.views import cards as cards_view
+from foretrain.reports.views import cluster as cluster_view
 from foretrain.reports.views import generation as generation_view
-from foretrain.reports.views import line as line_view
 from foretrain.reports.views import memory as memory_view
 from foretrain.reports.views import plan as plan_view
-from foretrain.reports.views.cluster import advice as cluster_advice
-from foretrain.reports.views.cluster import screen as cluster_view
-from foretrain.reports.views.cluster import whole as cluster_whole
-from foretrain.reports.views.finetune import advice as finetune_advice
-from foretrain.reports.views.finetune import limits as finetune_cards
 from foretrain.reports.views.finetune import screen as finetune_view
 from foretrain.reports.views.finetune import whole as finetune_whole
+from foretrain.reports.views.lead import strategy, what
 
 SCHEMA = "foretrain.page/1"
 
@@ -67,13 +63,13 @@ def _shown(plan: AnyPlan) -> _Shown:
         pictures = memory_view.phase_pictures(plan)
         return _Shown(made, needs, (made.subtitle,), plan_view.of_plan(plan), pictures)
     if isinstance(plan, ClusterPlan):
-        made = cluster_whole.document(plan)
+        made = cluster_view.document(plan)
         ranks = cluster_view.shown(plan)
-        needs = [(cluster_view.strategy(rank), rank.memory, rank.verdict) for rank in ranks]
+        needs = [(strategy(rank), rank.memory, rank.verdict) for rank in ranks]
         return _Shown(made, needs, (made.subtitle,), screen=cluster_view.screen(plan, _QUIET))
     if isinstance(plan, FineTunePlan):
         made, said = finetune_whole.document(plan, ()), finetune_whole.sizes(plan)
-        needs = [(finetune_whole.name(plan), plan.memory, plan.verdict)]
+        needs = [(what(plan), plan.memory, plan.verdict)]
         figures, screen = plan_view.of_finetune(plan), finetune_view.screen(plan, (), _QUIET)
         return _Shown(made, needs, (made.title, said), figures, [finetune_whole.bars(plan)], screen)
     made, screen = generation_view.document(plan), generation_view.screen(plan, (), _QUIET)
@@ -127,36 +123,18 @@ def _strip(needs: Sequence[tuple[Message, RunMemory, str | None]], free: int | N
 
 def cards_json(plans: Sequence[Any]) -> dict[str, Any]:
     """The same run on several cards, one card each."""
-    if isinstance(plans[0], Plan):
-        document = cards_view.document([*plans], choose(plans))
-    elif isinstance(plans[0], FineTunePlan):
-        document = finetune_cards.cards_document([*plans], compared(plans))
-    else:
-        lines = tuple(Paragraph(line_view.line(plan)) for plan in plans)
-        title = Message("cards.subtitle")
-        document = Document(title, title, [Section(Message("cards.memory"), lines)])
-    return {"schema": SCHEMA, **document_json(document)}
+    return {"schema": SCHEMA, **document_json(cards_view.document(plans, compared(plans)))}
 
 
 def advice_json(plan: AnyPlan, found: Advices) -> dict[str, Any]:
     """The changes as the terminal lists them, and what to set in the form for each. `list`: the section whose table has
     a row for each change."""
-    view: Any = finetune_advice
-    if isinstance(plan, Plan | ClusterPlan):
-        view = advice_view if isinstance(plan, Plan) else cluster_advice
-    document = view.document(plan, found, 0)
+    document = advice_view.document(plan, found)
     at = next(i for i, section in enumerate(document.sections) if section.title.id == "advice.list")
-    listed = found.advised if isinstance(plan, Plan | ClusterPlan) else found.advised or found.partial
-    changes = [{"text": _short(plan, found, each), "set": _to_set(plan, found, each)} for each in listed]
+    changes = [
+        {"text": printable(advice_view.short(plan, each)), "set": _to_set(plan, found, each)} for each in found.advised
+    ]
     return {"schema": SCHEMA, "sections": document_json(document)["sections"], "list": at, "changes": changes}
-
-
-def _short(plan: AnyPlan, found: Advices, change: Advice) -> str:
-    if isinstance(plan, Plan):
-        return advice_view.short(plan, change)
-    if isinstance(plan, ClusterPlan):
-        return cluster_advice.short(plan, found, change)
-    return printable(finetune_view.change_text(change))
 
 
 def _to_set(plan: AnyPlan, found: Advices, change: Advice) -> dict[str, Any]:

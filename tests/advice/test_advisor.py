@@ -226,8 +226,7 @@ def _idle(values: dict[str, float]) -> str:
     from foretrain.advice.record import Idle
     from foretrain.reports.views import advice as advice_view
 
-    base = plan(resolve(["gpt2-124m"]).config, GPU)
-    blocks = advice_view._useless(base, (Idle(rule="eval_iters", reason="no_peak", values=values),))
+    blocks = advice_view._useless((Idle(rule="eval_iters", reason="no_peak", values=values),))
     assert isinstance(blocks[0], Paragraph)
     return blocks[0].message.text()
 

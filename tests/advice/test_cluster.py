@@ -26,7 +26,7 @@ from foretrain.predict.plan import plan
 from foretrain.predict.ranks import of_one_rank, share
 from foretrain.predict.speed.ranks import rank_time
 from foretrain.reports.document import cell_text
-from foretrain.reports.views.cluster import advice as view
+from foretrain.reports.views import advice as view
 from tests.kit.command import foretrain
 
 SMALL: dict[str, Any] = {
@@ -58,7 +58,7 @@ def again(found: Advices, change: Advice) -> tuple[int, float, str | None]:
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule.for_several], ids=lambda rule: rule.id)
 def test_every_rule_says_what_it_changes(rule: Rule) -> None:
     """The contract of a rule: a text, a source, changes that change something, or a reason that has a text."""
-    assert has(f"cluster_advice.rule.{rule.id}") or has(f"rule.{rule.id}.short")
+    assert has(f"rule.{rule.id}.short")
     assert rule.reference
     config = resolved_of("gpt2-124m", SMALL | {"gradient_accumulation_steps": 32}).config
     for cards, way in (("2 x RTX 3090", "ddp"), ("2 nodes x 8 x A100 SXM4 80GB", "fsdp_held")):
@@ -68,7 +68,7 @@ def test_every_rule_says_what_it_changes(rule: Rule) -> None:
         for change in changes:
             assert change.applied(state) != state
         if not changes and (reason := rule.idle(state)):
-            assert has(f"cluster_advice.idle.{reason}") or has(f"idle.{reason}")
+            assert has(f"idle.{reason}")
 
 
 def test_each_change_is_what_a_new_plan_says(found: Advices) -> None:

@@ -21,9 +21,8 @@ from foretrain.config.finetune.words import changed_words, parse_words
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.forecast import Probe
 from foretrain.predict.largest import Largest
-from foretrain.reports.views.finetune.advice import screen
+from foretrain.reports.views.advice import change_text, four_bits_more, screen
 from foretrain.reports.views.finetune.limits import largest as largest_said
-from foretrain.reports.views.finetune.screen import change_text, four_bits_more
 from tests.kit.command import foretrain
 from tests.kit.finetune import planned
 
@@ -140,7 +139,9 @@ def test_what_takes_much_longer_says_how_many_times() -> None:
     assert change is not None
 
     def said(longer: float) -> str:
-        return change_text(change.model_copy(update={"effect": change.effect.model_copy(update={"slower": longer})}))
+        return change_text(
+            None, change.model_copy(update={"effect": change.effect.model_copy(update={"slower": longer})})
+        )
 
     assert "1.70 × the time per token" in said(0.7)
     assert "8.00 × the time per token" in said(7.0)

@@ -47,8 +47,8 @@ from foretrain.predict.trace.service import Request, TraceUnavailable, traces
 from foretrain.reports import text
 from foretrain.reports.document import Document, Message, Paragraph
 from foretrain.reports.views import explain as explain_view
-from foretrain.reports.views import first as first_view
 from foretrain.reports.views import plan as plan_view
+from foretrain.reports.views.lead import lead_of
 from tests.kit import fork_server
 from tests.kit.calibrations import made_up_calibration
 from tests.kit.command import foretrain
@@ -188,7 +188,7 @@ def test_without_a_trace_the_ledger_answers_and_says_why(
     assert found.exact == ()
     (note,) = [note for note in found.notes if note.id == "trace_unavailable"]
     assert word in note.values["reason"]
-    lead = first_view.lead_of(found, Asked(words=()))
+    lead = lead_of(found, Asked(words=()))
     assert Paragraph(Message("note.trace_unavailable", note.values), "warn") in lead  # nobody takes one for the other
 
 

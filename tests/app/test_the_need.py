@@ -69,7 +69,7 @@ def test_the_need_is_the_same_everywhere(
         shown = plan_json(PretrainingRequest(resolve(words), Cards()), found)
         tiles = {tile["id"]: tile["value"] for tile in shown["figures"]}
         assert tiles["memory_needed"] == needed
-        assert f"about {needed}" in " ".join(foretrain(
+        assert f" {needed} (" in " ".join(foretrain(
             "advise", *words, "--gpu", gpu, "--used-by-others", f"{others}B", "--goal", "fit", "--full"
         ).stdout.split())  # fmt: skip
         assert found.memory_of(found.step).needed_bytes == advise(found, found.step, "fit").now.needed_bytes

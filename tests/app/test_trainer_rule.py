@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from foretrain.advice.cards import choose
+from foretrain.advice.cards import compared
 from foretrain.advice.micro_batch import choose as choose_batch
 from foretrain.advice.planner import Planner
 from foretrain.advice.rules.base import State
@@ -77,8 +77,8 @@ def test_the_best_of_several_cards_is_of_the_same_step() -> None:
     """None of them fits nanoGPT's step, so none is the cheapest; foretrain's step fits the first."""
     resolved = resolve([C])
     plans = [make_plan(resolved, Target(find("4070"), 2_100_000_000))]
-    assert choose(plans).cheapest is None
-    assert choose([plan.model_copy(update={"step": "foretrain"}) for plan in plans]).cheapest == "RTX 4070"
+    assert compared(plans).best.cheapest is None
+    assert compared([plan.model_copy(update={"step": "foretrain"}) for plan in plans]).best.cheapest == "RTX 4070"
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretrain.advice.cards import choose
+from foretrain.advice.cards import compared
 from foretrain.base.quantities import parse_price
 from foretrain.base.units import format_duration
 from foretrain.config.resolve import resolve
@@ -150,7 +150,7 @@ def test_cards_are_marked_by_their_own_figures() -> None:
     assert made["best"]["least_energy"] == min(totals, key=lambda name: totals[name]["energy_expected_j"])
     assert {p["config"]["price_per_hour"] for p in made["plans"]} == {0.05, 0.35, 9}
     shown = foretrain(*words, "--full").stdout
-    assert f"cheapest that fits: {made['best']['cheapest']}" in shown
+    assert f"{made['best']['cheapest']}: cheapest" in shown
 
 
 def test_rented_and_own_cards_are_compared_by_cost() -> None:
@@ -160,16 +160,16 @@ def test_rented_and_own_cards_are_compared_by_cost() -> None:
     hours = plan(config, find("4090")).timing.total_s.expected_s / 3600  # type: ignore[union-attr]
     rent = 0.99 * own.timing.money()[1] / hours  # type: ignore[union-attr,index]
     rented = plan(config.model_copy(update={"price_per_hour": rent}), find("4090"))
-    assert choose([own, rented]).cheapest == "RTX 4090"
+    assert compared([own, rented]).best.cheapest == "RTX 4090"
 
 
 def test_a_card_that_does_not_fit_is_never_marked() -> None:
     config = resolve(["gpt2-1558m", "--batch_size=4"]).config
     plans = [plan(config, find(name)) for name in ("4070", "H200")]
     assert plans[0].verdict_of("foretrain") == "does_not_fit"
-    choice = choose(plans)
+    choice = compared(plans).best
     assert choice.cheapest == choice.fastest == choice.least_energy == "H200 SXM 141GB"
-    assert choose(plans[:1]).fastest is None
+    assert compared(plans[:1]).best.fastest is None
     assert "not known to fit any of these cards" in foretrain("plan", "gpt2-1558m", "--gpu", "4070,3060").stdout
 
 

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from foretrain.advice.advisor import advise
 from foretrain.advice.asked import Asked
-from foretrain.advice.cards import choose
+from foretrain.advice.cards import compared
 from foretrain.advice.record import Advices
 from foretrain.analysis.components import Explanation
 from foretrain.analysis.components import explain as explanation
@@ -357,7 +357,7 @@ def planned(name: str, gpu: str) -> Plan:
 
 def cards() -> Document:
     plans = [planned("c.py", card) for card in CARDS]
-    return cards_view.document(plans, choose(plans))
+    return cards_view.document(plans, compared(plans))
 
 
 @cache

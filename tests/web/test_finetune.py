@@ -29,7 +29,8 @@ from foretrain.hardware.catalogue import catalogue
 from foretrain.predict.timing import PRICES
 from foretrain.reports.document import cell_text
 from foretrain.reports.html import block_json
-from foretrain.reports.views.finetune import limits as cards_view
+from foretrain.reports.views import cards as cards_view
+from foretrain.reports.views.advice import short
 from foretrain.reports.views.finetune import screen as screen_view
 from foretrain.reports.views.finetune import whole as whole_view
 from foretrain.reports.views.shared import card_memory
@@ -257,15 +258,13 @@ def test_what_is_pasted_is_bounded(client: TestClient) -> None:
 def test_advice_is_the_terminals_and_holds(client: TestClient) -> None:
     answer = calls.advise({"kind": "fine-tuning", **OVER})
     found = advise_finetune("gpt2", CARD, batch_size=64)
-    assert [change["text"] for change in answer["changes"]] == [
-        screen_view.change_text(change) for change in found.advised[:8]
-    ]
+    assert [change["text"] for change in answer["changes"]] == [short(None, change) for change in found.advised[:8]]
     best = answer["changes"][0]
-    table = answer["sections"][answer["list"]]["blocks"][1]
+    table = answer["sections"][answer["list"]]["blocks"][0]
     assert len(table["rows"]) == len(answer["changes"])
     changed = tuned(client, "plan", {**OVER, "values": {**OVER["values"], **best["set"]["values"]}})  # type: ignore[dict-item]
     assert (tuned(client, "plan", OVER)["fits"], changed["fits"]) == (False, True)
-    assert changed["figures"][0]["value"] in best["text"]
+    assert changed["figures"][0]["value"] in table["rows"][0]
     assert calls.advise({"kind": "fine-tuning", **OVER, "goal": "quality"})["changes"] == []  # none of them fits
 
 
@@ -274,8 +273,8 @@ def test_cards_beside_each_other_are_the_terminals(client: TestClient) -> None:
     answer = tuned(client, "cards", asked)
     found = question(SMALL, ["--method=lora", "--seq_len=256"])
     plans = [plan_question(found, name) for name in ("RTX 4090", CARD)]
-    table, *_ = cards_view.cards_document(plans, compared(plans)).sections[0].blocks
-    assert answer["sections"][0]["blocks"][0]["rows"] == [[cell_text(cell) for cell in row] for row in table.rows]  # type: ignore[union-attr]
+    table, *_ = cards_view.document(plans, compared(plans)).sections[1].blocks
+    assert answer["sections"][1]["blocks"][0]["rows"] == [[cell_text(cell) for cell in row] for row in table.rows]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("gpu", ["cpu", "M3 Max 40-core", "RTX 9999"])

@@ -13,7 +13,8 @@ from foretrain.app.ranks.plan import plan_cluster
 from foretrain.base import messages
 from foretrain.base.messages import say
 from foretrain.base.units import format_bytes
-from foretrain.reports.views.cluster import screen
+from foretrain.reports.views import cluster as cluster_view
+from foretrain.reports.views.lead import strategy
 from foretrain.web import calls
 from foretrain.web.form import Form
 from tests.kit.page import GOOD, POSTED, client, post  # noqa: F401
@@ -34,10 +35,10 @@ def test_several_cards_are_the_plan_of_the_command_line(client: TestClient) -> N
     assert len(rows) == len({rank.strategy for rank in made.ranks})
     best = made.best
     assert best is not None
-    line = rows[screen.strategy(best).text()]
+    line = rows[strategy(best).text()]
     assert line[1] == "fits"
     assert format_bytes(best.memory.needed_bytes).removesuffix(" GiB") in " ".join(line)
-    pays = screen.pays(made)
+    pays = cluster_view.pays(made)
     assert pays.text() in [text for _, text in answer["rows"]]
     assert len(answer["strip"]) == len(rows)
     assert answer["pictures"] == []

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 from click.exceptions import Exit
 
 from foretrain.advice.advisor import short_list
 from foretrain.advice.asked import Asked
-from foretrain.advice.cards import choose, compared
+from foretrain.advice.cards import compared
 from foretrain.advice.finetune import advices
 from foretrain.advice.first_answer import first_answer
 from foretrain.app.finetune import searched
@@ -38,27 +38,25 @@ from foretrain.reports import text
 from foretrain.reports.document import Document, Message, Screen, Section, Table
 from foretrain.reports.views import first as first_view
 from foretrain.reports.views import limits as limits_view
+from foretrain.reports.views.lead import lead_of
 from foretrain.reports.views.shared import check_error
 
 if TYPE_CHECKING:
     from foretrain.advice.best import Best
-    from foretrain.advice.cards import FineTuneCards
     from foretrain.advice.record import Advice
     from foretrain.predict.smallest import SmallestCard
     from foretrain.reports.views import cards as cards_view
+    from foretrain.reports.views import cluster as cluster_view
     from foretrain.reports.views import generation as generation_view
     from foretrain.reports.views import line as line_view
     from foretrain.reports.views import plan as plan_view
-    from foretrain.reports.views.cluster import screen as ranks_view
-    from foretrain.reports.views.cluster import whole as ranks_whole
     from foretrain.reports.views.finetune import limits as tuned_view
     from foretrain.reports.views.finetune import screen as finetune_view
     from foretrain.reports.views.finetune import whole as whole_view
 else:  # each answer waits for its own view alone
-    cards_view, generation_view, line_view, plan_view = (
-        Later(f"foretrain.reports.views.{name}") for name in ("cards", "generation", "line", "plan")
+    cards_view, cluster_view, generation_view, line_view, plan_view = (
+        Later(f"foretrain.reports.views.{name}") for name in ("cards", "cluster", "generation", "line", "plan")
     )
-    ranks_view, ranks_whole = (Later(f"foretrain.reports.views.cluster.{name}") for name in ("screen", "whole"))
     tuned_view, finetune_view, whole_view = (
         Later(f"foretrain.reports.views.finetune.{name}") for name in ("limits", "screen", "whole")
     )
@@ -117,22 +115,21 @@ def smallest(plan: AnyPlan, found: "SmallestCard", form: Form) -> None:
 
 
 def plans(found: Sequence[AnyPlan], form: Form, limits: Limits) -> None:
-    """Print one plan, or several cards with the best of them; of fine-tuning what fits in a limit on each."""
+    """Print one plan, or several cards with the best of them: of fine-tuning what fits in a limit on each."""
     if form.oneline:
         for plan in found:
             line(line_view.line(plan))
     elif len(found) == 1:
         one(found[0], form)
-    elif isinstance(found[0], FineTunePlan):
-        tuned = cast(list[FineTunePlan], found)
-        _tuned_cards(tuned, compared(tuned, limits.limit() if limits.asks else None), form)
-    elif isinstance(found[0], Plan):
-        _cards(cast(list[Plan], found), form)
-    elif form.as_json:
-        print_json({"schema": PLANS_SCHEMA, "plans": [plan.to_json(schema=SCHEMA) for plan in found]})
     else:
-        for plan in cast(list[InferencePlan], found):
-            document(generation_view.document(plan)) if form.full else line(line_view.line(plan))
+        cards = compared(found, limits.limit() if limits.asks else None)
+        if form.as_json:
+            objects = [plan.to_json(schema=SCHEMA) for plan in found]
+            best = {"best": cards.best.model_dump(mode="json")} if isinstance(found[0], Plan) else {}
+            known = cards.to_json() if isinstance(found[0], FineTunePlan) else best
+            print_json({"schema": PLANS_SCHEMA, "plans": objects, **known})
+        else:
+            _shown(cards_view.document(found, cards) if form.full else cards_view.screen(found, cards, form.asked))
 
 
 def one(plan: AnyPlan, form: Form) -> None:
@@ -152,7 +149,7 @@ def one(plan: AnyPlan, form: Form) -> None:
     elif isinstance(plan, FineTunePlan):
         _shown(finetune_view.screen(plan, changes, form.asked) if brief else whole_view.document(plan, changes))
     elif isinstance(plan, ClusterPlan):
-        _shown(ranks_view.screen(plan, form.asked) if brief else ranks_whole.document(plan))
+        _shown(cluster_view.screen(plan, form.asked) if brief else cluster_view.document(plan))
     else:
         _shown(generation_view.screen(plan, changes, form.asked) if brief else generation_view.document(plan, changes))
 
@@ -163,35 +160,12 @@ def _shown(made: Document | Screen) -> None:
 
 def _changes(plan: FineTunePlan | InferencePlan) -> "tuple[Advice, ...]":
     """What to change. The verdict stands on stderr while it is looked for."""
-    view = finetune_view.verdict_of(plan) if isinstance(plan, FineTunePlan) else generation_view.verdict(plan)
-    verdict, found = view.message.text(), ()
+    verdict, found = lead_of(plan)[0].message.text(), ()
     with working(verdict) as tell:
         for number, each in enumerate(searched(plan), 1):
             found = each
             tell(f"{verdict} {say('working.searching')} ({number})")
     return found
-
-
-def _tuned_cards(found: list[FineTunePlan], cards: "FineTuneCards", form: Form) -> None:
-    if form.as_json:
-        objects = [plan.to_json(schema=SCHEMA) for plan in found]
-        print_json({"schema": PLANS_SCHEMA, "plans": objects, **cards.to_json()})
-    elif form.full:
-        document(tuned_view.cards_document(found, cards))
-    else:
-        screen(tuned_view.cards_screen(found, cards, form.asked))
-
-
-def _cards(found: list[Plan], form: Form) -> None:
-    choice = choose(found)
-    if form.as_json:
-        objects = [p.to_json(schema=SCHEMA) for p in found]
-        print_json({"schema": PLANS_SCHEMA, "plans": objects, "best": choice.model_dump(mode="json")})
-        return
-    if form.full:
-        document(cards_view.document(found, choice))
-    else:
-        screen(first_view.cards(found, choice, form.asked))
 
 
 def print_within(plan: AnyPlan, found: Within, form: Form, largest: Largest | None = None) -> None:
@@ -202,7 +176,7 @@ def print_within(plan: AnyPlan, found: Within, form: Form, largest: Largest | No
     elif form.oneline:
         line(line_view.line(then, found.steps))
     elif isinstance(then, ClusterPlan):
-        _shown(ranks_whole.document(then, found) if form.full else ranks_view.screen(then, form.asked, found))
+        _shown(cluster_view.document(then, found) if form.full else cluster_view.screen(then, form.asked, found))
     elif isinstance(then, FineTunePlan):
         _shown(tuned_view.document(found, largest) if form.full else tuned_view.screen(found, form.asked, largest))
     else:

@@ -4,47 +4,34 @@ The whole plan is plan_view's; nothing is worked out here.
 """
 
 import math
-from typing import Any
 
 from foretrain.advice.asked import Asked
 from foretrain.advice.best import Best
-from foretrain.advice.cards import Choice
-from foretrain.advice.first_answer import Changed, FirstAnswer, within_command
-from foretrain.advice.record import Advice
-from foretrain.base.messages import has, listed
-from foretrain.base.units import rounds_to_zero
-from foretrain.predict.memory import REFUSED, PhaseMemory
+from foretrain.advice.first_answer import FirstAnswer, within_command
+from foretrain.base.messages import listed
+from foretrain.predict.memory import REFUSED
 from foretrain.predict.plan import Plan, Timing
 from foretrain.predict.spec import StepName
 from foretrain.predict.within import Within
-from foretrain.reports.document import Cell, Message, Paragraph, Quantity, Row, Screen, Table
-from foretrain.reports.views.advice import short
+from foretrain.reports.document import Message, Paragraph, Quantity, Row, Screen
+from foretrain.reports.views.advice import change_text, short
+from foretrain.reports.views.lead import assumed_rows, lead_of, more_rows, title
 from foretrain.reports.views.limits import warmup
 from foretrain.reports.views.shared import (
-    TONES,
-    best_cards,
     cost_of,
     grouped,
-    needs_of_free,
     room,
-    verdict_id,
-    verdict_word,
-    why_not,
     within_answer,
 )
 
-DIES = {"may_not_fit": "may_not_fit_exact", "does_not_fit": "does_not_fit_exact"}
-MOST_CARDS = 5  # of a comparison; --full has all
 LARGEST = 2  # groups of memory that are named
 
 
 def screen(plan: Plan, answer: FirstAnswer, asked: Asked) -> Screen:
     rows = [*_batch(plan), *_takes_of(plan, answer), *_limits(plan, answer, plan.step)]
     rows += _next(plan, answer, asked)
-    rows += [*assumed_rows(plan, plan.step), *_more(plan, asked)]
-    shown = _changed_timing(plan, answer)
-    title = _title(plan, plan.step, asked) if shown is None else _titled(plan, _sources(plan, plan.step, shown))
-    return Screen(title, tuple(lead_of(plan, asked)), None, tuple(rows))
+    rows += [*assumed_rows(plan), *more_rows(plan, asked)]
+    return Screen(title(plan, asked, _changed_timing(plan, answer)), tuple(lead_of(plan, asked)), None, tuple(rows))
 
 
 def within(plan: Plan, found: Within, asked: Asked) -> Screen:
@@ -66,10 +53,10 @@ def within(plan: Plan, found: Within, asked: Asked) -> Screen:
     command = within_command(plan, then, found.changed, asked)
     rows += [
         Row(Message("first.label.next"), command=command) if command else _written(asked),
-        *assumed_rows(plan, plan.step),
+        *assumed_rows(plan),
         *_all(asked),
     ]
-    return Screen(_title(plan, plan.step, asked), tuple(lead), None, tuple(rows))
+    return Screen(title(plan, asked), tuple(lead), None, tuple(rows))
 
 
 def best(plan: Plan, found: Best, asked: Asked) -> Screen:
@@ -96,116 +83,12 @@ def best(plan: Plan, found: Best, asked: Asked) -> Screen:
     split = [Message("first.split", values).text()]
     shared = [Message(f"cluster.strategy.{c.strategy}").text()] if plan.world > 1 else []
     rows += [Row(Message("first.label.batch"), listed([*split, *shared]), optional=2), _written(asked, plan.world)]
-    rows += assumed_rows(plan, plan.step, *(["no_repeats"] if found.dataset_tokens is None else []))
+    rows += assumed_rows(plan, *(["no_repeats"] if found.dataset_tokens is None else []))
     rows += _all(asked)
     return Screen(Message("best.title", values), lead, None, tuple(rows))
 
 
-def cards(plans: list[Plan], choice: Choice, asked: Asked) -> Screen:
-    names = ("gpu", "verdict", "needs_of_free", "hours", "money_of")
-    heads = tuple(Message(f"column.{name}", {"currency": plans[0].config.currency}) for name in names)
-    shown = plans[:MOST_CARDS]
-    cells = tuple(_card(plan, plan.step) for plan in shown)
-    tones = tuple(TONES[plan.verdict_of(plan.step)] for plan in shown)
-    table = Table(heads, cells, frozenset({2, 3, 4}), tuple("plain" if tone == "good" else tone for tone in tones))
-    rows = [Row(Message("first.label.best"), best_cards(choice))]
-    chosen = choice.cheapest or choice.fastest
-    plan = next((plan for plan in plans if plan.gpu.name == chosen), plans[0])
-    if choice.mixed_prices:
-        rows.append(Row(Message("first.label.note"), Message("first.mixed"), optional=1))
-    others = ("--used-by-others", asked.others) if asked.others else ()
-    command = ("foretrain", "plan", *asked.words, "--gpu", plan.gpu.name, *others)
-    if chosen is None:
-        command = ("foretrain", "advise", *asked.words, "--gpu", plan.gpu.name, *others)
-    rows += [] if asked.quiet else [Row(Message("first.label.next"), command=command)]
-    rows += assumed_rows(plan, plan.step)
-    hidden = len(plans) - len(shown)
-    if hidden:
-        rows.append(Row(Message("first.label.more"), Message("first.more_cards", {"count": hidden})))
-    elif not asked.quiet:
-        rows.append(Row(Message("first.label.more"), Message("first.more_of_cards"), optional=3))
-    title = Message(
-        "first.cards_title", {"name": plans[0].name, "count": len(plans), "sources": sources_of(plan, "foretrain")}
-    )
-    return Screen(title, (), table, tuple(rows))
-
-
 # -- parts ---------------------------------------------------------------------------------------------------------
-
-
-def _title(plan: Plan, step: StepName, asked: Asked) -> Message:
-    if asked.speed:
-        typed = {"memory": plan.memory_of(step).source, "option": asked.speed}
-        return _titled(plan, Message("first.sources_typed", typed))
-    return _titled(plan, sources_of(plan, step))
-
-
-def _titled(plan: Plan, sources: Message) -> Message:
-    values = {"name": plan.name, "gpu": plan.gpu.name, "params": plan.counts.n_params}
-    return Message("first.title", {**values, "sources": sources})
-
-
-def sources_of(plan: Plan, step: StepName) -> Message:
-    return _sources(plan, step, plan.timing_of(step))
-
-
-def _sources(plan: Plan, step: StepName, timing: Timing | None) -> Message:
-    memory = plan.memory_of(step).source
-    if timing is None or timing.source == memory:
-        return Message("first.source", {"source": memory})
-    return Message("first.sources", {"memory": memory, "time": timing.source})
-
-
-def _where(phase: PhaseMemory) -> Message:
-    part = phase.moment.partition(".")[0]
-    return Message(f"first.where.{'evaluation' if phase.phase.startswith('evaluate') else part}")
-
-
-def lead_of(plan: Plan, asked: Asked, *, others: bool = True) -> list[Paragraph]:
-    verdict, memory = plan.verdict_of(plan.step), plan.memory_of(plan.step)
-    phase, id = memory.neediest, verdict_id(verdict, memory.needed_bytes, plan.available_bytes)
-    values: dict[str, Any] = {
-        "peak": phase.needed_span, "room": room(plan), "short": room(plan, "short"), "where": _where(phase),
-        "gpu": plan.gpu.name, "why": why_not(memory, plan.gpu),
-    }  # fmt: skip
-    exact = plan.exact_of(plan.step)
-    if exact is not None and verdict == "fits":
-        id, values["least"] = "fits_exact", exact.smallest_limit_bytes + exact.memory.context.expected_bytes
-    elif exact is not None and exact.death is not None:
-        id = DIES.get(verdict or "", id)
-        values |= {
-            "phase": Message(f"phase.{exact.death.phase}"), "requested": exact.death.requested_bytes,
-            "reserved": exact.death.reserved_bytes, "allowed": exact.death.limit_bytes,
-        }  # fmt: skip
-    sentences = Message(f"first.verdict.{id}", values).text()
-    first = next((_where(p) for p in memory.phases if p.verdict == "does_not_fit"), None)
-    if id == "does_not_fit" and first is not None and first != values["where"]:
-        fails = Message("first.fails_first", {"where": first})
-        sentences = Message("first.two", {"one": sentences, "other": fails}).text()
-    if others and plan.used_by_others_bytes:
-        used = Message("first.others", {"others": plan.used_by_others_bytes})
-        sentences = Message("first.two", {"one": sentences, "other": used}).text()
-    lead = [Paragraph(Message("first.said", {"text": sentences}), TONES[verdict])]
-    return [*lead, *_untraced(plan), *_other_step(plan, asked)]
-
-
-def _untraced(plan: Plan) -> list[Paragraph]:
-    why = next((note for note in plan.notes if note.id == "trace_unavailable"), None)
-    return [] if why is None else [Paragraph(Message("note.trace_unavailable", why.values), "warn")]
-
-
-def _other_step(plan: Plan, asked: Asked) -> list[Paragraph]:
-    """The verdict of the other way to run the step: where it differs, or where a nanoGPT file is asked about that can
-    run either way."""
-    step: StepName = "nanogpt" if plan.step == "foretrain" else "foretrain"
-    verdict = plan.verdict_of(step)
-    alike = verdict == plan.verdict_of(plan.step)
-    if verdict is None or len(plan.memories) == 1 or (alike and (not asked.nanogpt_file or verdict in REFUSED)):
-        return []
-    said = "needs" if verdict == plan.verdict_of(plan.step) == "fits" else verdict
-    memory = plan.memory_of(step)
-    values = {"needed": memory.needed_bytes, "why": why_not(memory, plan.gpu)}
-    return [Paragraph(Message(f"first.other_{step}.{said}", values), "plain" if verdict == "fits" else "warn")]
 
 
 def _batch(plan: Plan) -> list[Row]:
@@ -277,25 +160,14 @@ def _next(plan: Plan, answer: FirstAnswer, asked: Asked) -> list[Row]:
     if answer.next != "train":
         if advice is None:
             return [Row(label, Message("first.advise"), answer.command)]
-        brief = _change(plan, advice, answer.changed, brief=True)
-        return [Row(label, _change(plan, advice, answer.changed), answer.command, short=brief)]
+        needed = answer.changed.memory.neediest.needed_span if answer.changed else None
+        brief = change_text(plan, advice, needed, brief=True)
+        return [Row(label, change_text(plan, advice, needed), answer.command, short=brief)]
     rows = [Row(label, command=answer.command)]
     if advice is not None and advice.effect.longer is not None:
         values = {"change": short(plan, advice), "share": -advice.effect.longer}
         rows.append(Row(Message("first.label.faster"), Message("first.faster", values), optional=2))
     return rows
-
-
-def _change(plan: Plan, advice: Advice, changed: Changed | None, *, brief: bool = False) -> str:
-    """A change with what planning it says: the same need, whether it fits, and unless `brief` a step's time."""
-    effect = advice.effect
-    span = changed.memory.neediest.needed_span if changed else (effect.needed_bytes,) * 3
-    values = {"change": short(plan, advice), "needed": span, "available": effect.available_bytes or 0}
-    id = verdict_id(effect.verdict, effect.needed_bytes, effect.available_bytes)
-    said, slower = [Message(f"first.changed.{id}", values).text()], effect.slower
-    if slower is not None and not rounds_to_zero(slower) and not brief:
-        said.append(Message("first.more_time" if slower > 0 else "first.less_time", {"share": abs(slower)}).text())
-    return listed(said)
 
 
 def _written(asked: Asked, world: int = 1) -> Row:
@@ -305,47 +177,5 @@ def _written(asked: Asked, world: int = 1) -> Row:
     return Row(Message("first.label.next"), Message("first.write"))
 
 
-def _card(plan: Plan, step: StepName) -> tuple[Cell, ...]:
-    timing, verdict = plan.timing_of(step), plan.verdict_of(step)
-    needs = needs_of_free(plan.memory_of(step).needed_bytes, verdict, plan.available_bytes)
-    word: Cell = verdict_word(verdict)
-    if timing is None or verdict in REFUSED:
-        return plan.gpu.name, word, needs, "–", "–"
-    total, money = timing.length_s, timing.money()
-    cost = Quantity(money[1] if money and money[1] else None, "money")
-    return plan.gpu.name, word, needs, Quantity((total.low_s, total.expected_s, total.high_s), "duration_span"), cost
-
-
-def assumed_rows(plan: Plan, step: StepName, *more: str) -> list[Row]:
-    """What was taken without knowing it, in a few words each; `more`: ids of what this answer took besides.
-
-    What can change the verdict always stands there. The data sheet's speed cannot.
-    """
-    notes = [*plan.assumptions, *plan.notes]
-    said = [(note.id, note.values) for note in notes if has(f"first.assumed.{note.id}")]
-    optional = 0 if said else 1
-    timing = plan.timing_of(step)
-    if timing is not None and timing.source == "estimated":
-        card = "speed_measured" if plan.gpu.sustained_share(plan.dtype) else "speed"
-        said.append(({"cpu": "speed_cpu", "mps": "speed_apple"}.get(plan.gpu.kind, card), {}))
-    said += [(id, {}) for id in more]
-    if not said:
-        return []
-    full = listed(Message(f"first.assumed.{id}", values).text() for id, values in said)
-    brief = (
-        f"first.assumed_short.{id}" if has(f"first.assumed_short.{id}") else f"first.assumed.{id}" for id, _ in said
-    )
-    short = listed(Message(id, values).text() for id, (_, values) in zip(brief, said, strict=True))
-    return [Row(Message("first.label.assumed"), full, optional=optional, short=short)]
-
-
 def _all(asked: Asked) -> list[Row]:
     return [] if asked.quiet else [Row(Message("first.label.more"), Message("first.more_full"), optional=3)]
-
-
-def _more(plan: Plan, asked: Asked) -> list[Row]:
-    if asked.quiet:
-        return []
-    hidden = [n for n in plan.notes if not n.id.startswith("auto_") and not has(f"first.assumed.{n.id}")]
-    more = Message("first.more_notes" if hidden else "first.more", {"count": len(hidden)})
-    return [Row(Message("first.label.more"), more, optional=3)]

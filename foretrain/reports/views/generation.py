@@ -10,24 +10,13 @@ from foretrain.predict.inference.plan import InferencePlan
 from foretrain.predict.inference.speed import GenerationTiming
 from foretrain.predict.memory import FAILING, Component
 from foretrain.reports.document import Cell, Document, Message, Paragraph, Quantity, Row, Screen, Section, Table
+from foretrain.reports.views.advice import change_rows, change_text
 from foretrain.reports.views.explain import nvidia_smi, sums_table
-from foretrain.reports.views.finetune.screen import change_rows, change_text
-from foretrain.reports.views.shared import TONES, card_memory
+from foretrain.reports.views.lead import lead_of, title
+from foretrain.reports.views.shared import card_memory
 
 SHOWN = 3  # formats of the first screen
 SHARED = ("inference_layer", "inference_tensor")  # notes that say how cards share the model
-
-
-def title(plan: InferencePlan) -> Message:
-    values = {"name": plan.name, "weights": plan.asked.weights, "engine": plan.engine, "gpu": plan.place}
-    return Message("inference.title", values)
-
-
-def verdict(plan: InferencePlan) -> Paragraph:
-    needed = plan.memory.neediest.needed_span
-    values = {"needed": needed, "available": plan.available_bytes or 0, "gpu": plan.gpu.name}
-    id = "partly_free" if plan.verdict == "does_not_fit" and plan.used_by_others_bytes else plan.verdict or "unknown"
-    return Paragraph(Message(f"inference.verdict.{id}", values), TONES[plan.verdict])
 
 
 def screen(plan: InferencePlan, changes: tuple[Advice, ...], asked: Asked) -> Screen:
@@ -44,7 +33,10 @@ def screen(plan: InferencePlan, changes: tuple[Advice, ...], asked: Asked) -> Sc
     if not asked.quiet:
         rows.append(Row(Message("first.label.more"), Message("first.more_full"), optional=2))
     return Screen(
-        title(plan), (verdict(plan),), None if plan.verdict in FAILING else _formats(plan, SHOWN), tuple(rows)
+        title(plan, asked),
+        tuple(lead_of(plan)),
+        None if plan.verdict in FAILING else _formats(plan, SHOWN),
+        tuple(rows),
     )
 
 
@@ -71,16 +63,16 @@ def document(plan: InferencePlan, changes: tuple[Advice, ...] = ()) -> Document:
     rows = (Message("inference.label.speed"), Message("inference.value"))
     speeds = Section(Message("inference.speed"), (Table(rows, _speed_table(plan)),)) if plan.timing else None
     said = [Paragraph(each) for each in (*most(plan), *_change(plan), *_notes(plan))]
-    said += [Paragraph(Message("first.said", {"text": change_text(each)})) for each in changes]
+    said += [Paragraph(Message("first.said", {"text": change_text(plan, each)})) for each in changes]
     said += [Paragraph(Message("inference.how"))] if plan.timing else [Paragraph(_no_speed(plan))]
     sections = [
-        Section(Message("finetune.verdict"), (verdict(plan), *card_memory(plan.gpu))),
+        Section(Message("finetune.verdict"), (*lead_of(plan), *card_memory(plan.gpu))),
         memory,
         *([speeds] if speeds else []),
         *([Section(Message("inference.formats"), (formats,))] if formats else []),
     ]
     sections.append(Section(Message("finetune.notes"), tuple(said)))
-    return Document(title(plan), Message("finetune.subtitle", {"where": plan.where}), sections)
+    return Document(title(plan, Asked()), Message("finetune.subtitle", {"where": plan.where}), sections)
 
 
 def explain_document(plan: InferencePlan, found: FineTuneExplanation) -> Document:
@@ -88,11 +80,11 @@ def explain_document(plan: InferencePlan, found: FineTuneExplanation) -> Documen
     table = sums_table(found.phases[0].sums, lambda id: Message(f"inference.part.{id}"))
     smi = [Section(Message("explain.smi"), nvidia_smi(found.lines, found.conclusion))] if found.lines else []
     sections = [
-        Section(Message("finetune.verdict"), (verdict(plan),)),
+        Section(Message("finetune.verdict"), (*lead_of(plan),)),
         Section(Message("inference.memory"), (table,)),
         *smi,
     ]
-    return Document(title(plan), Message("finetune.subtitle", {"where": plan.where}), sections)
+    return Document(title(plan, Asked()), Message("finetune.subtitle", {"where": plan.where}), sections)
 
 
 def _memory(plan: InferencePlan) -> list[str]:

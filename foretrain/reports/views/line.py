@@ -15,10 +15,8 @@ from foretrain.predict.ranks import ClusterPlan, rank_of
 from foretrain.predict.smallest import SmallestCard
 from foretrain.reports.document import Document, Message, Quantity
 from foretrain.reports.views import explain, generation
-from foretrain.reports.views.cluster.screen import strategy
 from foretrain.reports.views.finetune import limits, whole
-from foretrain.reports.views.finetune.screen import method_of, sure_bytes
-from foretrain.reports.views.finetune.screen import verdict_id as bounded_id
+from foretrain.reports.views.lead import name_of, strategy, sure_bytes
 from foretrain.reports.views.shared import verdict_id
 
 
@@ -69,25 +67,17 @@ def line(plan: AnyPlan, steps: int | None = None) -> Message:
             parts.append(Message("value.amount_rough", paid).text())
     if isinstance(plan, ClusterPlan) and plan.best is not None and plan.best.speed_up is not None:
         parts.append(Message("cluster.line_times", {"expected": plan.best.speed_up.expected}).text())
-    values = {"name": _name(plan), "gpu": plan.place, "parts": listed(parts), "version": installed("foretrain")}
+    values = {"name": name_of(plan), "gpu": plan.place, "parts": listed(parts), "version": installed("foretrain")}
     return Message("first.line", {**values, "source": plan.needs.source})
 
 
 def _memory(plan: AnyPlan) -> Message:
-    if isinstance(plan, FineTunePlan):
+    if isinstance(plan, FineTunePlan) and plan.bound != "exact":
         room = {"needed": sure_bytes(plan), "available": plan.available_bytes or 0}
-        return Message(bounded_id(plan, "line_memory", "line_bound"), room)
+        return Message(f"first.line_bound.{plan.bound}.{plan.verdict or 'unknown'}", room)
     id = verdict_id(plan.verdict, plan.needed_bytes, plan.available_bytes)
     room = {"needed": plan.needed_bytes, "available": plan.available_bytes or 0}
     return Message(f"first.line_memory.{id}", room)
-
-
-def _name(plan: AnyPlan) -> str:
-    if isinstance(plan, Plan | ClusterPlan):
-        return plan.name
-    if isinstance(plan, InferencePlan):
-        return f"{plan.name} {plan.asked.weights}"
-    return f"{plan.name} {plan.tune.method if plan.tune.training == 'sft' else method_of(plan).text()}"
 
 
 def best_line(plan: Plan, found: Best) -> Message:

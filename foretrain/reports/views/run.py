@@ -22,7 +22,7 @@ from foretrain.reports.views import agreement as agreement_view
 from foretrain.reports.views import curves as curves_view
 from foretrain.reports.views import outlook as outlook_view
 from foretrain.reports.views import plan, run_explain
-from foretrain.reports.views.cluster import trained
+from foretrain.reports.views import ranks as ranks_view
 from foretrain.reports.views.memory import phase_bars
 from foretrain.runs.folder import RunDirectory
 from foretrain.runs.record import RunRecord, TrainedRun, WatchedRun
@@ -52,7 +52,7 @@ def status_text(directory: RunDirectory, record: RunRecord) -> Message:
 
 def comparison_document(comparison: ForecastCheck) -> Document:
     """`foretrain compare RUN`."""
-    ranks = trained.sections(comparison.ranks, comparison.predicted_source)
+    ranks = ranks_view.sections(comparison.ranks, comparison.predicted_source)
     sections = [*ranks, *comparison_sections(comparison)]
     title = Message("compare.title", {"id": comparison.run_id})
     return Document(title, Message("compare.subtitle"), sections)

@@ -7,8 +7,8 @@ from foretrain.analysis.run_pace import RunLimit, RunPace, Slower, much_is_lost
 from foretrain.base.units import rounds_to_zero
 from foretrain.config.words import as_word
 from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
+from foretrain.reports.views import ranks as ranks_view
 from foretrain.reports.views import scores
-from foretrain.reports.views.cluster import trained
 from foretrain.runs.record import MachineLoad
 
 Rows = list[tuple[Cell, ...]]
@@ -39,7 +39,7 @@ def endings(found: RunExplanation) -> list[Section]:
 
 
 def rank_sections(found: RunExplanation) -> list[Section]:
-    return trained.sections(found.ranks, found.predicted_source)
+    return ranks_view.sections(found.ranks, found.predicted_source)
 
 
 def score_sections(found: RunExplanation) -> list[Section]:

@@ -4,9 +4,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
-from foretrain.advice.cards import Choice
 from foretrain.base.errors import UserError
-from foretrain.base.messages import listed
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Gpu
 from foretrain.predict import software
@@ -142,16 +140,6 @@ def verdict_id(verdict: Verdict | None, needed_bytes: int, available_bytes: int 
     keeps."""
     beyond = available_bytes is not None and needed_bytes > available_bytes
     return "tight_at_limit" if beyond and verdict == "tight" else verdict or "unknown"
-
-
-def best_cards(choice: Choice) -> Cell:
-    if choice.fastest is None:
-        return Message("cards.none_fits")
-    parts = []
-    for name in dict.fromkeys(n for n in (choice.fastest, choice.cheapest, choice.least_energy) if n):
-        marks = listed(Message(f"first.is.{mark}").text() for mark in choice.marks(name))
-        parts.append(Message("first.card_is", {"name": name, "marks": marks}).text())
-    return Message("first.said", {"text": " ".join(parts)})
 
 
 def grouped(components: tuple[Component, ...]) -> tuple[tuple[str, int], ...]:

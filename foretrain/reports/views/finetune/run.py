@@ -1,13 +1,15 @@
 """A Trainer's run with ForetrainCallback: its forecast before the first step, and both beside each other afterwards."""
 
+from foretrain.advice.asked import Asked
 from foretrain.advice.record import Advice
 from foretrain.analysis.run import OutOfMemory, Piece, TimePiece, TrainerRunExplanation
 from foretrain.comparison.loss_axes import LossCurves
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.memory import PhaseMemory
 from foretrain.reports.document import Block, Cell, Document, Message, Only, Paragraph, Quantity, Section, Table
+from foretrain.reports.views.advice import change_text
 from foretrain.reports.views.curves import losses
-from foretrain.reports.views.finetune.screen import change_text, title, verdict_of
+from foretrain.reports.views.lead import lead_of, title
 from foretrain.reports.views.run_explain import out_of_memory
 from foretrain.runs.record import TrainerRun
 
@@ -27,7 +29,7 @@ def before(plan: FineTunePlan | None, problem: str, cards: int) -> Document:
         )
     on_card = plan.gpu.kind == "cuda"
     if on_card:
-        said.append(verdict_of(plan))
+        said += lead_of(plan)
     rows = tuple(_phase(phase, on_card=on_card) for phase in plan.memory.phases)
     names = ("finetune_phase", "finetune_allocated", *(("finetune_reserved",) if on_card else ()))
     said.append(Table(tuple(Message(f"column.{name}") for name in names), rows, frozenset({1, 2})))
@@ -39,12 +41,12 @@ def before(plan: FineTunePlan | None, problem: str, cards: int) -> Document:
         said.append(Paragraph(Message("callback.cards", {"cards": cards})))
     left_out = [note for note in plan.notes if note.id in TOLD]
     said += [Paragraph(Message(f"note.{note.id}", note.values), "warn") for note in left_out]
-    return _before(title(plan), said)
+    return _before(title(plan, Asked()), said)
 
 
 def _phase(phase: PhaseMemory, *, on_card: bool) -> tuple[Cell, ...]:
     reserved = (Quantity(phase.reserved_bytes, "bytes"),) if on_card else ()
-    return Message(f"finetune.phase.{phase.phase}"), Quantity(phase.allocated_bytes, "bytes"), *reserved
+    return Message(f"phase.{phase.phase}"), Quantity(phase.allocated_bytes, "bytes"), *reserved
 
 
 def _before(heading: Message, said: list[Block]) -> Document:
@@ -111,7 +113,7 @@ def _forecast_said(found: TrainerRunExplanation, last: OutOfMemory) -> tuple[Blo
     names = [phase.phase for phase in plan.memory.phases]
     phase = plan.memory.phase(last.phase) if last.phase in names else plan.memory.neediest
     values = {
-        "phase": Message(f"finetune.phase.{phase.phase}"), "needed": phase.needed_expected_bytes,
+        "phase": Message(f"phase.{phase.phase}"), "needed": phase.needed_expected_bytes,
         "available": plan.available_bytes or 0, "verdict": Message(f"word.{plan.verdict}") if plan.verdict else "–",
     }  # fmt: skip
     said = Paragraph(Message("callback.forecast_said", values))
@@ -121,7 +123,7 @@ def _forecast_said(found: TrainerRunExplanation, last: OutOfMemory) -> tuple[Blo
 def change_blocks(changes: tuple[Advice, ...]) -> tuple[Block, ...]:
     if not changes:
         return (Paragraph(Message("callback.no_changes")),)
-    rows = tuple((f"{i}.", change_text(change)) for i, change in enumerate(changes[:MOST_CHANGES], 1))
+    rows = tuple((f"{i}.", change_text(None, change)) for i, change in enumerate(changes[:MOST_CHANGES], 1))
     return Table((), rows), Paragraph(Message("callback.changes_are"))
 
 
@@ -148,7 +150,7 @@ def _pieces(pieces: tuple[Piece, ...], head: str) -> Table:
     columns = (Message(head), *(Message(f"column.{name}") for name in ("predicted", "measured", "error")))
     rows = tuple(
         (
-            Message(f"finetune.phase.{piece.id}"), Quantity(piece.predicted_bytes, "bytes"),
+            Message(f"phase.{piece.id}"), Quantity(piece.predicted_bytes, "bytes"),
             Quantity(piece.measured_bytes, "bytes"), _error(piece.predicted_bytes, piece.measured_bytes),
         )
         for piece in pieces

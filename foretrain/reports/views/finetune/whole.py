@@ -20,32 +20,28 @@ from foretrain.reports.document import (
     Only,
     Paragraph,
     Quantity,
-    Row,
     Section,
     StackedBars,
     Table,
 )
+from foretrain.reports.views.advice import change_text
 from foretrain.reports.views.explain import nvidia_smi, sums_table
 from foretrain.reports.views.finetune.screen import (
     batch_rows,
-    change_text,
     component,
-    method_of,
-    screen,
     time_unknown,
-    title,
     trained_text,
-    verdict_of,
 )
+from foretrain.reports.views.lead import lead_of, title
 from foretrain.reports.views.plan import duration, spending_rows
 from foretrain.reports.views.shared import TONES, card_memory, grouped, taken_bytes, verdict_word
 
 
 def document(plan: FineTunePlan, changes: tuple[Advice, ...]) -> Document:
     """The whole plan, from the verdict on."""
-    lead = Section(Message("finetune.verdict"), (verdict_of(plan), *card_memory(plan.gpu)))
+    lead = Section(Message("finetune.verdict"), (*lead_of(plan), *card_memory(plan.gpu)))
     where = Message("finetune.subtitle", {"where": plan.where})
-    return Document(title(plan), where, [lead, *sections(plan, changes)])
+    return Document(title(plan, Asked()), where, [lead, *sections(plan, changes)])
 
 
 def sections(
@@ -64,10 +60,10 @@ def sections(
         for row in plan.memory.neediest.components
     )
     names = tuple(Message(f"column.{name}") for name in ("finetune_component", "finetune_bytes", "finetune_formula"))
-    where = Message("finetune.components", {"phase": Message(f"finetune.phase.{plan.memory.neediest.phase}")})
+    where = Message("finetune.components", {"phase": Message(f"phase.{plan.memory.neediest.phase}")})
     sections = [section(plan, *more), phases, Section(where, (Table(names, parts, frozenset({1})),))]
     if changes:
-        listed_changes = tuple(Paragraph(Message("first.said", {"text": change_text(each)})) for each in changes)
+        listed_changes = tuple(Paragraph(Message("first.said", {"text": change_text(plan, each)})) for each in changes)
         sections.append(Section(Message("finetune.changes"), listed_changes))
     notes = [Paragraph(Message(f"note.{note.id}", note.values)) for note in plan.notes if has(f"note.{note.id}")]
     if plan.timing is not None and plan.timing.source == "estimated":
@@ -80,7 +76,7 @@ def sections(
 def phase_bars(plan: FineTunePlan) -> StackedBars:
     bars = tuple(
         Bar(
-            Message(f"finetune.phase.{phase.phase}"),
+            Message(f"phase.{phase.phase}"),
             (*grouped(phase.components), ("overhead", max(0, phase.needed_expected_bytes - phase.allocated_bytes))),
         )
         for phase in plan.memory.phases
@@ -91,18 +87,10 @@ def phase_bars(plan: FineTunePlan) -> StackedBars:
 def _phase(phase: PhaseMemory, available_bytes: int | None) -> tuple[Any, ...]:
     needed = taken_bytes(phase.needed_expected_bytes, phase.verdict, available_bytes)
     return (
-        Message(f"finetune.phase.{phase.phase}"), Quantity(phase.allocated_bytes, "bytes"),
+        Message(f"phase.{phase.phase}"), Quantity(phase.allocated_bytes, "bytes"),
         Quantity(phase.reserved_bytes, "bytes"), Quantity(needed, "bytes"),
         verdict_word(phase.verdict),
     )  # fmt: skip
-
-
-def name(plan: FineTunePlan) -> Message:
-    return method_of(plan)
-
-
-def lines(plan: FineTunePlan) -> tuple[Row, ...]:
-    return screen(plan, (), Asked(quiet=True)).rows
 
 
 def sizes(plan: FineTunePlan) -> Message:
@@ -166,17 +154,17 @@ def explain_document(plan: FineTunePlan, found: FineTuneExplanation) -> Document
     others = [phase for phase in found.phases if phase is not worst]
     letters = (Paragraph(Message("finetune.letters")),) if found.source == "estimated" else ()
     sections = [
-        Section(Message("finetune.verdict"), (verdict_of(plan), *letters)),
+        Section(Message("finetune.verdict"), (*lead_of(plan), *letters)),
         *(_explain_phase(plan, phase) for phase in (worst, *others)),
     ]
     if found.lines:
         sections.append(Section(Message("explain.smi"), nvidia_smi(found.lines, found.conclusion)))
-    return Document(title(plan), Message("finetune.subtitle", {"where": plan.where}), sections)
+    return Document(title(plan, Asked()), Message("finetune.subtitle", {"where": plan.where}), sections)
 
 
 def _explain_phase(plan: FineTunePlan, phase: ExplainedPhase) -> Section:
     heading = Message("finetune.explained", {
-        "phase": Message(f"finetune.phase.{phase.phase}"), "allocated": phase.allocated_bytes,
+        "phase": Message(f"phase.{phase.phase}"), "allocated": phase.allocated_bytes,
     })  # fmt: skip
     return Section(heading, (sums_table(phase.sums, partial(component, plan)), *_tensors(plan, phase.tensors)))
 

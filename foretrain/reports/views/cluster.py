@@ -1,44 +1,34 @@
-"""The first screen of a plan for several cards: which strategies fit, the best one, hours, money, whether it pays."""
+"""A plan for several cards: which strategies fit, the best one, time and money, whether it pays; or all of it."""
 
 from collections.abc import Sequence
 
 from foretrain.advice.asked import Asked
-from foretrain.base.messages import has, listed
-from foretrain.config.sharing import StrategyName, of_one_strategy
 from foretrain.hardware.cluster import Cluster
-from foretrain.hardware.links import Link
-from foretrain.predict.memory import REFUSED, PhaseMemory
-from foretrain.predict.ranks import Change, ClusterPlan, Factor, RankPlan
+from foretrain.predict.memory import REFUSED
+from foretrain.predict.ranks import Change, ClusterPlan, Factor, RankPlan, notes_of_ranks
+from foretrain.predict.speed.time import Range
 from foretrain.predict.within import Within
-from foretrain.reports.document import Cell, Message, Paragraph, Quantity, Row, Screen, Table
-from foretrain.reports.views.shared import TONES, cost_of, needs_of_free, verdict_id, verdict_word, within_answer
+from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Row, Screen, Section, Table
+from foretrain.reports.views.lead import assumed_rows, assumptions, lead_of, link, strategy, title
+from foretrain.reports.views.plan import duration
+from foretrain.reports.views.shared import TONES, cost_of, needs_of_free, uncalibrated, verdict_word, within_answer
 
 MOST_LINES = 17
 
 
 def screen(plan: ClusterPlan, asked: Asked, within: Within | None = None) -> Screen:
     """`within`: what fits in a limit, which the plan is of."""
-    lead = [Paragraph(Message("first.said", {"text": verdict(plan)}), TONES[plan.verdict])]
+    lead = lead_of(plan)
     changed: tuple[str, ...] = ()
     if within is not None:
         lead.insert(1 if plan.verdict in REFUSED else 0, Paragraph(within_answer(within), "good"))
         changed = () if asked.wrote else tuple(f"--{name}={getattr(plan.config, name)}" for name in within.changed)
     rows = [*_pays(plan), *_takes(plan), Row(Message("cluster.label.link"), links(plan))]
     rows += [Row(Message("first.label.note"), each) for each in refused(plan)]
-    rows += [*_next(plan, asked, changed), *_assumed(plan)]
+    rows += [*_next(plan, asked, changed), *assumed_rows(plan)]
     if not asked.quiet:
         rows.append(Row(Message("first.label.more"), Message("cluster.more"), optional=3))
-    return Screen(_title(plan), tuple(lead), _table(plan), tuple(rows), most_lines=MOST_LINES)
-
-
-def _title(plan: ClusterPlan) -> Message:
-    rank = plan.best or plan.least
-    memory, time = rank.memory.source, rank.timing.source if rank.timing else rank.memory.source
-    sources = Message("first.source", {"source": memory})
-    if time != memory:
-        sources = Message("first.sources", {"memory": memory, "time": time})
-    values = {"name": plan.name, "gpu": plan.cluster.text, "params": plan.one_card.counts.n_params}
-    return Message("first.title", {**values, "sources": sources})
+    return Screen(title(plan, asked), tuple(lead), _table(plan), tuple(rows), most_lines=MOST_LINES)
 
 
 def shown(plan: ClusterPlan) -> list[RankPlan]:
@@ -128,28 +118,7 @@ def _next(plan: ClusterPlan, asked: Asked, changed: Sequence[str]) -> list[Row]:
     return [Row(label, command=("foretrain", "train", *asked.words, *changed, *how, "--gpus", str(plan.cluster.world)))]
 
 
-def _assumed(plan: ClusterPlan) -> list[Row]:
-    said = [message.text() for message in assumptions(plan)]
-    notes = [*plan.one_card.assumptions, *plan.one_card.notes]
-    brief = list(said)
-    for note in notes:
-        if has(f"first.assumed.{note.id}"):
-            said.append(Message(f"first.assumed.{note.id}", note.values).text())
-            short = f"first.assumed_short.{note.id}"
-            brief.append(Message(short if has(short) else f"first.assumed.{note.id}", note.values).text())
-    return [Row(Message("first.label.assumed"), listed(said), short=listed(brief))]
-
-
 GB = 1e9
-
-
-def strategy(rank: RankPlan) -> Message:
-    return way(rank.strategy, held=not rank.syncs_each)
-
-
-def way(strategy: StrategyName, *, held: bool) -> Message:
-    name = Message(f"cluster.strategy.{strategy}")
-    return Message("cluster.held", {"strategy": name}) if held else name
 
 
 def refused(plan: ClusterPlan) -> list[Message]:
@@ -167,38 +136,6 @@ def untraced(plan: ClusterPlan) -> list[Message]:
 
 def times(factor: Factor) -> Message:
     return Message("cluster.times", factor.model_dump())
-
-
-def where(phase: PhaseMemory) -> Message:
-    part = phase.moment.partition(".")[0]
-    return Message(f"first.where.{'evaluation' if phase.phase.startswith('evaluate') else part}")
-
-
-def verdict(plan: ClusterPlan) -> Message:
-    best = plan.best
-    rank = best or plan.least
-    phase, available = rank.memory.neediest, plan.one_card.available_bytes
-    values = {
-        "strategy": strategy(rank), "peak": phase.needed_span, "where": where(phase),
-        "available": available or 0, "count": len(plan.ranks), "others": "",
-    }  # fmt: skip
-    if best is None:
-        return Message("cluster.verdict.none", values)
-    said = Message(f"cluster.verdict.{verdict_id(best.verdict, rank.memory.needed_bytes, available)}", values).text()
-    return Message("first.two", {"one": said, "other": _why(plan, best)})
-
-
-def _why(plan: ClusterPlan, best: RankPlan) -> Message:
-    if of_one_strategy(plan.ways):
-        return Message("cluster.why.asked")
-    fitting = [rank for rank in plan.ranks if rank.verdict == best.verdict and rank.time]
-    if len({rank.strategy for rank in fitting}) < 2:
-        others = any(rank.verdict != best.verdict for rank in plan.ranks)
-        return Message("cluster.why.only" if others else "cluster.why.one")
-    quickest = min(fitting, key=lambda rank: rank.time.step_s.expected_s if rank.time else 0.0)
-    if quickest.id == best.id:
-        return Message("cluster.why.fastest")
-    return Message("cluster.why.plainest", {"other": strategy(quickest)})
 
 
 def pays(plan: ClusterPlan) -> Message | None:
@@ -229,10 +166,6 @@ def change(plan: ClusterPlan, made: Change) -> Message:
     return Message(f"cluster.change.{made.what}", values)
 
 
-def link(found: Link) -> str:
-    return found.aliases[0] if found.aliases else found.name
-
-
 def links(plan: ClusterPlan) -> Message:
     cluster, best = plan.cluster, plan.best or plan.least
     waits = best.time.waiting_share if best.time else 0.0
@@ -256,15 +189,145 @@ def _between(cluster: Cluster) -> Cell:
     return Message("cluster.network", {"network": link(cluster.network), "nics": cluster.nics_per_node, "rate": rate})
 
 
-def assumptions(plan: ClusterPlan) -> list[Message]:
-    cluster = plan.cluster
-    others = [name for name in cluster.choices if name != cluster.gpu.name]
-    values = {
-        "link": link(cluster.link), "network": link(cluster.network) if cluster.network else "",
-        "meant": cluster.meant, "gpu": cluster.gpu.name, "choices": others, "nodes": cluster.nodes,
-        "per_node": cluster.per_node,
-    }  # fmt: skip
-    found = [Message(f"cluster.assumed.{id}", values) for id in cluster.assumed]
+# -- the whole plan ------------------------------------------------------------------------------------------------
+
+
+def document(plan: ClusterPlan, within: Within | None = None) -> Document:
+    """`within`: what fits in a limit, which the plan is of."""
+    cluster, one = plan.cluster, plan.one_card
+    subtitle = Message("cluster.subtitle", {
+        "cluster": cluster.text, "memory": cluster.gpu.memory_bytes or 0, "dtype": one.dtype, "world": cluster.world,
+    })  # fmt: skip
+    answer = [] if within is None else [Section(Message("within.section"), (Paragraph(within_answer(within), "good"),))]
+    sections = [
+        *answer,
+        Section(Message("plan.verdict"), tuple(_verdict(plan))),
+        Section(Message("cluster.section.strategies"), (_strategies(plan), *map(Paragraph, refused(plan)))),
+        Section(Message("plan.memory"), tuple(_phases(plan))),
+        Section(Message("cluster.section.communication"), tuple(_communication(plan))),
+        Section(Message("plan.time"), tuple(_time(plan))),
+        Section(Message("plan.notes"), tuple(_notes(plan))),
+    ]
+    return Document(Message("plan.title", {"name": plan.name}), subtitle, sections)
+
+
+def _verdict(plan: ClusterPlan) -> list[Block]:
+    blocks: list[Block] = [*lead_of(plan)]
+    said = pays(plan)
+    if said is not None:
+        blocks.append(Paragraph(said))
+    blocks += [Paragraph(Message("cluster.helps", {"change": change(plan, one)})) for one in plan.pays.changes]
+    return blocks
+
+
+def _strategies(plan: ClusterPlan) -> Table:
+    names = ("strategy", "verdict", "needed", "range", "step", "rate", "speed_up", "efficiency", "hours", "money_of")
+    heads = tuple(Message(f"column.{name}", {"currency": plan.config.currency}) for name in names)
+    tones = tuple("strong" if rank.id == plan.chosen else "plain" for rank in plan.ranks)
+    numeric = frozenset(range(2, len(names)))
+    return Table(heads, tuple(_strategy(rank) for rank in plan.ranks), numeric, tones, optional=(3, 7, 5))
+
+
+def _strategy(rank: RankPlan) -> tuple[Cell, ...]:
+    low, expected, high = rank.memory.neediest.needed_span
+    first = (
+        strategy(rank),
+        verdict_word(rank.verdict),
+        Quantity(expected, "bytes"),
+        Quantity((low, high), "bytes_range"),
+    )
+    if rank.time is None or rank.timing is None:
+        return *first, *("–",) * 6
+    money, factor = rank.timing.money(), rank.speed_up
+    return (
+        *first,
+        Quantity(rank.time.step_s.expected_s, "duration"),
+        Quantity(rank.timing.tokens_per_s, "count"),
+        Quantity(factor.expected if factor else None, "factor"),
+        Quantity(rank.efficiency, "percent"),
+        Quantity(rank.timing.length_s.expected_s, "duration"),
+        Quantity(money[1] if money else None, "money"),
+    )
+
+
+def _phases(plan: ClusterPlan) -> list[Block]:
+    names = ("strategy", "phase", "allocated", "needed", "range", "verdict")
+    heads = tuple(Message(f"column.{name}") for name in names)
+    rows: list[tuple[Cell, ...]] = []
+    for rank in plan.ranks:
+        for i, phase in enumerate(rank.memory.phases):
+            low, expected, high = phase.needed_span
+            rows.append((
+                strategy(rank) if i == 0 else "", Message(f"phase.{phase.phase}"),
+                Quantity(phase.allocated_bytes, "bytes"), Quantity(expected, "bytes"),
+                Quantity((low, high), "bytes_range"), verdict_word(phase.verdict),
+            ))  # fmt: skip
+    traced = [str(number) for number in sorted({number for rank in plan.ranks for number in rank.traced_ranks})]
+    return [
+        Table(heads, tuple(rows), frozenset({2, 3, 4}), optional=(4,)),
+        Paragraph(Message("cluster.needs_source", _nccl(plan))),
+        *([Paragraph(Message("cluster.traced_ranks", {"ranks": traced}))] if traced else []),
+    ]
+
+
+def _nccl(plan: ClusterPlan) -> dict[str, object]:
     nccl = (plan.best or plan.least).nccl
-    found.append(Message("cluster.assumed.nccl", {"sizes": (nccl.low_bytes, nccl.high_bytes)}))
-    return found
+    return {"sizes": (nccl.low_bytes, nccl.high_bytes)}
+
+
+def _communication(plan: ClusterPlan) -> list[Block]:
+    names = ("strategy", "sent", "collective", "calls", "bytes", "took", "waits_for")
+    heads = tuple(Message(f"column.{name}") for name in names)
+    rows: list[tuple[Cell, ...]] = []
+    for rank in plan.ranks:
+        for i, sent in enumerate(rank.time.communication if rank.time else ()):
+            rows.append((
+                strategy(rank) if i == 0 else "", Message(f"cluster.sent.{sent.what}"),
+                sent.collective.replace("_", "-"), f"{sent.calls:,}", Quantity(sent.size_bytes, "bytes"),
+                Quantity(sent.busy_s, "duration"),
+                Quantity(rank.time.waits_s.expected_s, "duration") if i == 0 and rank.time else "",
+            ))  # fmt: skip
+    said: list[Block] = [Paragraph(links(plan)), Paragraph(Message("cluster.communication_source"))]
+    return [Table(heads, tuple(rows), frozenset({3, 4, 5, 6}), optional=(3,)), *said] if rows else said
+
+
+def _time(plan: ClusterPlan) -> list[Block]:
+    rank, one = plan.best or plan.least, plan.one_card
+    timing = rank.timing
+    if timing is None or rank.time is None:
+        id = "plan.no_time_of_recipe" if one.of_untimed_recipe else "plan.no_time"
+        return [Paragraph(Message(id, {"gpu": plan.cluster.gpu.name, "recipe": plan.config.recipe}))]
+    total, own, waits = timing.length_s, rank.time.compute_s, rank.time.waits_s
+    rows: list[tuple[Cell, ...]] = [
+        (Message("row.step_time"), duration(*_span(timing.step_s))),
+        (Message("cluster.row.own"), duration(*_span(own))),
+        (Message("cluster.row.waits"), duration(*_span(waits))),
+        (Message("row.throughput"), Message("value.throughput", {"tokens_per_s": timing.tokens_per_s})),
+        (Message("row.total_time"), duration(*_span(total))),
+    ]
+    if timing.mfu is not None:
+        rows.insert(4, (Message("cluster.row.mfu"), Quantity(timing.mfu, "percent")))
+    if one.timing is not None:
+        rows.append((Message("cluster.row.one_card"), duration(*_span(one.timing.length_s))))
+    if timing.power is not None:
+        values = {
+            "expected": timing.energy_expected_j, "low": timing.energy_low_j, "high": timing.energy_high_j,
+            "watts": timing.power.expected_w, "count": plan.cluster.world,
+        }  # fmt: skip
+        rows.append((Message("row.energy"), Message("cluster.energy", values)))
+    money = timing.money()
+    if money is not None:
+        values = {"low": money[0], "expected": money[1], "high": money[2], "currency": plan.config.currency}
+        label = "row.rent" if timing.rent_expected is not None else "row.electricity"
+        rows.append((Message(label), Message("cluster.money", values)))
+    source = uncalibrated(one) if timing.source == "estimated" else Message("source.calibrated")
+    return [Table((), tuple(rows)), Paragraph(source)]
+
+
+def _span(found: Range) -> tuple[float, float, float]:
+    return found.low_s, found.expected_s, found.high_s
+
+
+def _notes(plan: ClusterPlan) -> list[Block]:
+    taken = [Paragraph(Message("cluster.taken", {"what": message})) for message in assumptions(plan)]
+    return [*taken, *(Paragraph(Message(f"note.{note.id}", note.values)) for note in notes_of_ranks(plan.one_card))]

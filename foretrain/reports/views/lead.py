@@ -1,0 +1,243 @@
+"""What leads an answer about a plan of any kind of run: what is planned, whether it fits, what was assumed."""
+
+from typing import Any
+
+from foretrain.advice.asked import Asked
+from foretrain.base.messages import has, listed
+from foretrain.config.sharing import StrategyName, of_one_strategy
+from foretrain.hardware.links import Link
+from foretrain.predict.finetune.plan import FineTunePlan
+from foretrain.predict.forecast import AnyPlan
+from foretrain.predict.inference.plan import InferencePlan
+from foretrain.predict.memory import REFUSED, PhaseMemory
+from foretrain.predict.plan import Plan
+from foretrain.predict.ranks import ClusterPlan, RankPlan
+from foretrain.predict.spec import StepName
+from foretrain.predict.timing import Timing
+from foretrain.reports.document import Cell, Message, Paragraph, Row
+from foretrain.reports.views.shared import TONES, room, verdict_id, why_not
+
+DIES = {"may_not_fit": "may_not_fit_exact", "does_not_fit": "does_not_fit_exact"}
+
+
+def title(plan: AnyPlan, asked: Asked, timing: Timing | None = None, where: Cell = "") -> Message:
+    """`timing`: of the figures, where they are not the plan's own; `where`: in the place of the plan's."""
+    sources = sources_of(plan, timing)
+    if asked.speed:
+        sources = Message("first.sources_typed", {"memory": plan.needs.source, "option": asked.speed})
+    return Message(
+        "first.title", {"name": plan.name, "gpu": where or plan.place, "what": what(plan), "sources": sources}
+    )
+
+
+def name_of(plan: AnyPlan) -> str:
+    """The run in one or two words."""
+    if isinstance(plan, InferencePlan):
+        return f"{plan.name} {plan.asked.weights}"
+    if isinstance(plan, FineTunePlan):
+        return f"{plan.name} {plan.tune.method if plan.tune.training == 'sft' else method_of(plan).text()}"
+    return plan.name
+
+
+def what(plan: AnyPlan) -> Message:
+    """What is run, in a few words."""
+    if isinstance(plan, FineTunePlan):
+        return method_of(plan)
+    if isinstance(plan, InferencePlan):
+        return Message("inference.what", {"weights": plan.asked.weights, "engine": plan.engine})
+    one = plan.one_card if isinstance(plan, ClusterPlan) else plan
+    return Message("first.params", {"params": one.counts.n_params})
+
+
+def method_of(plan: FineTunePlan) -> Message:
+    method = Message(f"finetune.method.{plan.tune.method}", {"rank": plan.tune.lora_r})
+    if plan.tune.training == "sft":
+        return method
+    return Message(
+        "finetune.trained_for", {"training": Message(f"finetune.training.{plan.tune.training}"), "method": method}
+    )
+
+
+def sources_of(plan: AnyPlan, timing: Timing | None = None) -> Message:
+    """Where the figures are from."""
+    memory, timing = plan.needs.source, timing or plan.timing
+    if timing is None or timing.source == memory:
+        return Message("first.source", {"source": memory})
+    return Message("first.sources", {"memory": memory, "time": timing.source})
+
+
+# -- whether it fits -----------------------------------------------------------------------------------------------
+
+
+def lead_of(plan: AnyPlan, asked: Asked | None = None, *, others: bool = True) -> list[Paragraph]:
+    """The verdict first. `asked`: with what a nanoGPT file's other step would say; `others`: with what other programs
+    use."""
+    if isinstance(plan, ClusterPlan):
+        return [Paragraph(Message("first.said", {"text": verdict_of_cards(plan)}), TONES[plan.verdict])]
+    sentences = [_verdict(plan).text()]
+    if others and plan.used_by_others_bytes:
+        sentences.append(Message("first.others", {"others": plan.used_by_others_bytes}).text())
+    lead = [Paragraph(Message("first.said", {"text": " ".join(sentences)}), TONES[plan.verdict])]
+    return [*lead, *_untraced(plan), *_other_step(plan, asked)] if isinstance(plan, Plan) and asked else lead
+
+
+def _verdict(plan: Plan | FineTunePlan | InferencePlan) -> Message:
+    memory, verdict = plan.needs, plan.verdict
+    phase, id = memory.neediest, verdict_id(verdict, plan.needed_bytes, plan.available_bytes)
+    values: dict[str, Any] = {
+        "peak": phase.needed_span, "room": room(plan), "short": room(plan, "short"), "where": where(phase),
+        "gpu": plan.gpu.name, "why": why_not(memory, plan.gpu),
+    }  # fmt: skip
+    if isinstance(plan, FineTunePlan) and plan.bound != "exact":
+        values |= {"sure": sure_bytes(plan), "keys": plan.bounded_by}
+        return Message(f"first.bound.{plan.bound}.{verdict or 'unknown'}", values)
+    exact = plan.exact_of(plan.step) if isinstance(plan, Plan) else None
+    if exact is not None and verdict == "fits":
+        id, values["least"] = "fits_exact", exact.smallest_limit_bytes + exact.memory.context.expected_bytes
+    elif exact is not None and exact.death is not None:
+        id = DIES.get(verdict or "", id)
+        death = exact.death
+        values |= {"phase": Message(f"phase.{death.phase}"), "requested": death.requested_bytes}
+        values |= {"reserved": death.reserved_bytes, "allowed": death.limit_bytes}
+    said = Message(f"first.verdict.{id}", values)
+    first = next((where(p) for p in memory.phases if p.verdict == "does_not_fit"), None)
+    if id == "does_not_fit" and first is not None and first != values["where"]:
+        return Message("first.two", {"one": said, "other": Message("first.fails_first", {"where": first})})
+    if id == "unknown" and isinstance(plan, Plan):
+        return Message("first.two", {"one": said, "other": Message("first.memory_limit")})
+    return said
+
+
+def sure_bytes(plan: FineTunePlan) -> int:
+    low, expected, high = plan.memory.neediest.needed_span
+    return {"at_least": low, "at_most": high}.get(plan.bound, expected)
+
+
+def where(phase: PhaseMemory) -> Message:
+    """The part of a run in which a phase needs most."""
+    part = {"load": "build", "prepare": "prepare", "merge": "merge", "generate": "generate"}.get(phase.phase)
+    part = part or ("evaluation" if phase.phase.startswith("evaluate") else phase.moment.partition(".")[0])
+    return Message(f"first.where.{part}" if has(f"first.where.{part}") else "first.where.backward")
+
+
+def _untraced(plan: Plan) -> list[Paragraph]:
+    why = next((note for note in plan.notes if note.id == "trace_unavailable"), None)
+    return [] if why is None else [Paragraph(Message("note.trace_unavailable", why.values), "warn")]
+
+
+def _other_step(plan: Plan, asked: Asked) -> list[Paragraph]:
+    """The verdict of the other way to run the step: where it differs, or where a nanoGPT file is asked about that can
+    run either way."""
+    step: StepName = "nanogpt" if plan.step == "foretrain" else "foretrain"
+    verdict = plan.verdict_of(step)
+    alike = verdict == plan.verdict
+    if verdict is None or len(plan.memories) == 1 or (alike and (not asked.nanogpt_file or verdict in REFUSED)):
+        return []
+    said = "needs" if alike and verdict == "fits" else verdict
+    memory = plan.memory_of(step)
+    values = {"needed": memory.needed_bytes, "why": why_not(memory, plan.gpu)}
+    return [Paragraph(Message(f"first.other_{step}.{said}", values), "plain" if verdict == "fits" else "warn")]
+
+
+# -- several cards -------------------------------------------------------------------------------------------------
+
+
+def strategy(rank: RankPlan) -> Message:
+    return way(rank.strategy, held=not rank.syncs_each)
+
+
+def way(strategy: StrategyName, *, held: bool) -> Message:
+    name = Message(f"cluster.strategy.{strategy}")
+    return Message("cluster.held", {"strategy": name}) if held else name
+
+
+def link(found: Link) -> str:
+    return found.aliases[0] if found.aliases else found.name
+
+
+def verdict_of_cards(plan: ClusterPlan) -> Message:
+    best = plan.best
+    rank = best or plan.least
+    phase, available = rank.memory.neediest, plan.available_bytes
+    values = {
+        "strategy": strategy(rank), "peak": phase.needed_span, "where": where(phase),
+        "available": available or 0, "count": len(plan.ranks), "others": "",
+    }  # fmt: skip
+    if best is None:
+        return Message("cluster.verdict.none", values)
+    said = Message(f"cluster.verdict.{verdict_id(best.verdict, rank.memory.needed_bytes, available)}", values)
+    return Message("first.two", {"one": said, "other": _why(plan, best)})
+
+
+def _why(plan: ClusterPlan, best: RankPlan) -> Message:
+    if of_one_strategy(plan.ways):
+        return Message("cluster.why.asked")
+    fitting = [rank for rank in plan.ranks if rank.verdict == best.verdict and rank.time]
+    if len({rank.strategy for rank in fitting}) < 2:
+        others = any(rank.verdict != best.verdict for rank in plan.ranks)
+        return Message("cluster.why.only" if others else "cluster.why.one")
+    quickest = min(fitting, key=lambda rank: rank.time.step_s.expected_s if rank.time else 0.0)
+    if quickest.id == best.id:
+        return Message("cluster.why.fastest")
+    return Message("cluster.why.plainest", {"other": strategy(quickest)})
+
+
+def assumptions(plan: ClusterPlan) -> list[Message]:
+    """What was taken of the cards and of what joins them."""
+    cluster = plan.cluster
+    others = [name for name in cluster.choices if name != cluster.gpu.name]
+    values = {
+        "link": link(cluster.link), "network": link(cluster.network) if cluster.network else "",
+        "meant": cluster.meant, "gpu": cluster.gpu.name, "choices": others, "nodes": cluster.nodes,
+        "per_node": cluster.per_node,
+    }  # fmt: skip
+    found = [Message(f"cluster.assumed.{id}", values) for id in cluster.assumed]
+    nccl = (plan.best or plan.least).nccl
+    found.append(Message("cluster.assumed.nccl", {"sizes": (nccl.low_bytes, nccl.high_bytes)}))
+    return found
+
+
+# -- what was assumed ----------------------------------------------------------------------------------------------
+
+
+def assumed_rows(plan: AnyPlan, *more: str) -> list[Row]:
+    """What was taken without knowing it, in a few words each; `more`: ids of what this answer took besides.
+
+    What can change the verdict always stands there. The data sheet's speed cannot.
+    """
+    one = plan.one_card if isinstance(plan, ClusterPlan) else plan
+    notes = [*(one.assumptions if isinstance(one, Plan) else ()), *one.notes]
+    said = [(note.id, note.values) for note in notes if is_assumed(note.id)]
+    cards = [each.text() for each in assumptions(plan)] if isinstance(plan, ClusterPlan) else []
+    optional = 0 if said or cards else 1
+    if not isinstance(plan, InferencePlan) and plan.timing is not None and plan.timing.source == "estimated":
+        known = isinstance(one, Plan) and one.gpu.sustained_share(one.dtype)
+        card = "speed_measured" if known else "speed"
+        said.append(({"cpu": "speed_cpu", "mps": "speed_apple"}.get(plan.gpu.kind, card), {}))
+    said += [(id, {}) for id in more]
+    if not said and not cards:
+        return []
+    full, brief = ([*cards, *(_assumed(*each, kinds) for each in said)] for kinds in (KINDS, KINDS[::-1]))
+    return [Row(Message("first.label.assumed"), listed(full), optional=optional, short=listed(brief))]
+
+
+KINDS = ("assumed", "assumed_short")
+
+
+def is_assumed(id: str) -> bool:
+    """Return whether a note of a plan says what was assumed."""
+    return any(has(f"first.{kind}.{id}") for kind in KINDS)
+
+
+def _assumed(id: str, values: dict[str, Any], kinds: tuple[str, ...]) -> str:
+    return next(Message(f"first.{kind}.{id}", values).text() for kind in kinds if has(f"first.{kind}.{id}"))
+
+
+def more_rows(plan: AnyPlan, asked: Asked) -> list[Row]:
+    """What else can be seen, and how many notes are not on the screen."""
+    if asked.quiet:
+        return []
+    notes = (plan.one_card if isinstance(plan, ClusterPlan) else plan).notes
+    hidden = [n for n in notes if not n.id.startswith("auto_") and has(f"note.{n.id}") and not is_assumed(n.id)]
+    more = Message("first.more_notes" if hidden else "first.more", {"count": len(hidden)})
+    return [Row(Message("first.label.more"), more, optional=3)]

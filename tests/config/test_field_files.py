@@ -80,7 +80,7 @@ KINDS = [
     ("t.py", "from trl.experimental.ppo import PPOConfig\nfrom transformers import AutoModelForCausalLM as A\n"
              "import transformers as t\nt.AutoModelForCausalLM.from_pretrained('{model}')\nPPOConfig()\n", "ppo"),
     ("t.py", "from transformers import *\nAutoModelForTokenClassification.from_pretrained('{model}')\n"
-             "TrainingArguments('out')\n", "classification"),
+             "TrainingArguments('out')\n", "token_classification"),
     ("t.py", "from transformers import *\nAutoModelForCausalLM.from_pretrained('{model}')\nTrainingArguments('o')\n", "sft"),
 ]  # fmt: skip
 
@@ -125,7 +125,7 @@ def test_what_needs_at_least_more_than_the_card_does_not_fit() -> None:
         ("dpo_script.py", "dpo", "exact", 4, 1024, "lora"),
         ("orpo_script.py", "orpo", "at_least", 2, 2048, "full"),
         ("grpo_script.py", "grpo", "at_least", 8, 1536, "full"),
-        ("seqcls_script.py", "classification", "at_most", 8, 1024, "lora"),
+        ("seqcls_script.py", "classification", "exact", 8, 1024, "lora"),
     ],
 )
 def test_scripts(name: str, training: str, bound: str, batch_size: int, seq_len: int, method: str) -> None:
@@ -139,7 +139,11 @@ def test_scripts(name: str, training: str, bound: str, batch_size: int, seq_len:
 
 
 def test_a_classifier_needs_at_most_what_sft_does() -> None:
-    found = foretrain("plan", str(FIELD / "scripts" / "seqcls_script.py"), "--gpu", "H100 SXM5 80GB", "--check")
+    script = str(FIELD / "scripts" / "seqcls_script.py")
+    _, tune, _ = read_finetune(script, ["--model", "qwen2.5-0.5b"])
+    assert tune.scores == 5
+    words = ("--training", "token_classification", "--gpu", "H100 SXM5 80GB", "--check")
+    found = foretrain("plan", script, *words)
     assert (found.returncode, "Fits. Needs at most" in found.stdout) == (0, True)
 
 

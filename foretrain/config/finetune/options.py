@@ -30,6 +30,7 @@ Training = Literal[
     "rloo",
     "reward",
     "classification",
+    "token_classification",
     "embedding",
     "distillation",
     "unknown",
@@ -50,9 +51,10 @@ Attn = Literal["sdpa", "eager", "flash_attention_2"]
 Loop = Literal["trainer", "trl", "axolotl", "llama-factory", "unsloth", "torchtune", "own"]
 # What the figures of a step of SFT are of another training's. Training on preferences, by reinforcement or from a
 # teacher runs the same blocks, and more beside them. A classifier's head has no logits of the vocabulary, so its step
-# is below; a reward model takes two such sequences of each sample, so nothing is known but of TRL's (PREFERENCES).
+# is below, and that of transformers' sequences is planned; a reward model takes two such sequences of each sample, so
+# nothing is known but of TRL's (PREFERENCES).
 BOUNDS: dict[str, Bound] = {
-    "sft": "exact", "pretraining": "exact", "classification": "at_most",
+    "sft": "exact", "pretraining": "exact", **dict.fromkeys(("classification", "token_classification"), "at_most"),
     **dict.fromkeys(("reward", "embedding", "unknown"), "unknown"),
 }  # fmt: skip
 
@@ -73,9 +75,9 @@ PREFERENCES = {  # that are planned, of TRL
     "kto": Preferences(1, reference=True, drifts=True),
 }
 NAMES_OF_TRAINING: dict[str, Training] = {
-    "pt": "pretraining", "rm": "reward", "prm": "classification", "reward_model": "reward", "ipo": "dpo",
+    "pt": "pretraining", "rm": "reward", "prm": "token_classification", "reward_model": "reward", "ipo": "dpo",
     "online_dpo": "preference", "bco": "preference", "gspo": "grpo", "gdpo": "grpo", "dapo": "grpo",
-    "gkd": "distillation", "kd": "distillation", "seq_cls": "classification", "reranker": "classification",
+    "gkd": "distillation", "kd": "distillation", "seq_cls": "classification", "reranker": "unknown",
 }  # fmt: skip
 NAMES_OF_OPTIM: dict[str, Optim] = {
     "adamw_hf": "adamw_torch", "adamw_bnb_8bit": "adamw_8bit", "paged_adamw": "paged_adamw_32bit",
@@ -91,7 +93,7 @@ class FineTune(Record):
 
     # fmt: off
     training: Training = _option(
-        "sft", "what is trained for; kinds beside the first two and TRL's of preferences are bounded, not planned",
+        "sft", "what is trained for; kinds beside the first two, classification and TRL's of preferences are bounded",
         group="model", aliases=("stage", "rlhf_type"), choice_names=NAMES_OF_TRAINING, affects=EVERYTHING,
     )
     method: Method = _option(
@@ -148,6 +150,10 @@ class FineTune(Record):
     attn: Attn = _option(
         "sdpa", "the attention implementation", group="batch", aliases=("attn_implementation",), basic=9,
         switches=(("flash_attention", "flash_attention_2", "sdpa"),),
+    )
+    labels: int = _option(
+        2, "classification: classes that a sequence may be of", group="model", aliases=("num_labels",), least=1,
+        most=1_000_000, affects=EVERYTHING,
     )
     precompute_reference: bool = _option(
         False, "dpo, kto: the reference runs before the training, not in each step", group="batch",
@@ -230,6 +236,12 @@ class FineTune(Record):
         return self.training == "reward" and self.preferences is not None
 
     @property
+    def scores(self) -> int:
+        """How many scores a sequence has, of a head in the place of the vocabulary's; 0: no such head."""
+        classifies = self.training == "classification" and self.loop == "trainer"
+        return 1 if self.rewards else self.labels if classifies else 0
+
+    @property
     def references(self) -> bool:
         return self.preferences is not None and self.preferences.reference
 
@@ -254,7 +266,7 @@ class FineTune(Record):
 
     @property
     def bound_of_training(self) -> Bound:
-        return "exact" if self.preferences else BOUNDS.get(self.training, "at_least")
+        return "exact" if self.preferences or self.scores else BOUNDS.get(self.training, "at_least")
 
     @property
     def bound(self) -> Bound:

@@ -30,6 +30,8 @@ _IDLE = (
     _Idle(("offload_checkpoints", "reentrant"), "checkpointing", lambda tune: not tune.gradient_checkpointing),
     _Idle(("strategy",), "cards", lambda tune: tune.world == 1),
     _Idle(("packing", "lora_dropout"), "preferences", lambda tune: tune.preferences is not None),
+    _Idle(("packing",), "classification", lambda tune: tune.scores > 0),
+    _Idle(("labels",), "labels", lambda tune: tune.training != "classification"),
     _Idle(("precompute_reference",), "reference", lambda tune: not tune.references),
     _Idle(("padded",), "packing", lambda tune: tune.packing),
     _Idle(_EVALUATION, "evaluate", lambda tune: not tune.evaluate),

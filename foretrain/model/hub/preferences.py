@@ -1,7 +1,7 @@
-"""Models that learn from preferences, as TRL's trainers run them (trl 1.16).
+"""Models that learn from preferences, as TRL's trainers run them (trl 1.16), and classifiers of sequences.
 
-A reward model has a score of each sequence in the place of its head: transformers 5.23 (modeling_layers.py,
-GenericForSequenceClassification) with one label, and RewardTrainer.compute_loss. A policy's log-probabilities are
+A reward model or classifier has scores of each sequence in the place of its head: transformers 5.23
+(modeling_layers.py, GenericForSequenceClassification), and RewardTrainer.compute_loss. A policy's log-probabilities are
 compared with a reference's: DPOTrainer._compute_loss. A batch has the chosen sequences of all pairs, then the rejected
 ones; KTOTrainer's, of single ones, comes with each prompt beside another's answer.
 """
@@ -34,7 +34,7 @@ class Others(NamedTuple):
 class RewardModel(Decoder):
     def __init__(self, facts: Any, build: Build | None = None, **ways: bool) -> None:
         super().__init__(facts, build, **ways)
-        self.lm_head = nn.Linear(facts.n_embd, 1, bias=False)
+        self.lm_head = nn.Linear(facts.n_embd, facts.scores, bias=False)
 
     def forward(self, idx: Tensor, labels: Tensor) -> Any:
         """Return the mean loss of Bradley and Terry, whose labels are the order of the rows."""
@@ -47,6 +47,12 @@ class RewardModel(Decoder):
         states = self.states(idx)
         scores = self.lm_head(states)
         return scores[:, -1].float()
+
+
+class Classifier(RewardModel):
+    def forward(self, idx: Tensor, labels: Tensor) -> Any:
+        """Return the mean loss of the classes of sequences, transformers' ForSequenceClassificationLoss."""
+        return F.cross_entropy(self.rewards(idx), labels)
 
 
 class Policy(Decoder):
@@ -74,7 +80,7 @@ class Policy(Decoder):
         if reference:
             own, other = self.before(idx, labels, autocast, others)
             ratios = ratios - own
-            drift = drift if other is None else drift - other
+            drift = drift - other if drift is not None and other is not None else drift
         if others is None or drift is None:
             chosen, rejected = ratios.chunk(2)
             loss = -F.logsigmoid((chosen - rejected) * BETA).mean()

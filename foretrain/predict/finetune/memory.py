@@ -273,7 +273,7 @@ class SimulatedFineTuning(Remains):
         if phase == "first_step" and not self.prepares:
             self.t.phase(phase)
         batches = [self.batch() for _ in range(min(MICRO_BATCHES, tune.grad_accum))]
-        if not tune.preferences:
+        if not tune.preferences and not tune.scores:
             self.t.free(self.t.alloc("temporaries", self.t.size(9, "B", "T")))  # which of them count, and how many
         self.t.phase(phase)
         reduced = self.reduced() if self.zero and self.zero.stage < 3 else []
@@ -342,8 +342,8 @@ class SimulatedFineTuning(Remains):
         self.t.phase("evaluate")
         self.t.use(symbols_of(self.facts, tune, self.gpu, tune.eval_batch_size))
         most = tune.eval_accumulation_steps or tune.eval_batches
-        letters = "B" if tune.rewards else "BTV"
-        collected = Collected(self.t, self.program.logit_bytes, most, tune.world, letters)
+        letters, each = ("B", tune.scores) if tune.scores else ("BTV", 1)
+        collected = Collected(self.t, each * self.program.logit_bytes, most, tune.world, letters)
         before: list[Tensor] = []  # the last batch, until the next one was used
         for number in numbers(tune.eval_batches):
             batch = self.batch()
@@ -363,7 +363,7 @@ class SimulatedFineTuning(Remains):
 
     def batch(self) -> list[Tensor]:
         """Token ids, a mask and labels, of KTO twice; where all rows are one, positions, and each token's sample."""
-        count = 2 if self.tune.rewards else 6 if self.tune.drifts else 3
+        count = 2 if self.tune.scores else 6 if self.tune.drifts else 3
         found = [self.t.alloc("batch", self.t.size(8, "B", "T")) for _ in range(count)]
         return [*found, self.t.alloc("batch", self.t.size(4, "B", "T"))] if self.tune.joined else found
 

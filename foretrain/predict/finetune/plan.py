@@ -183,7 +183,7 @@ def untimed(plan: FineTunePlan, **options: object) -> FineTunePlan:
     """The same with other options and without its time: a search asks for the memory of many runs. Raises UserError
     for what this model or card cannot have."""
     tune = resolved(plan.source, FineTune.model_validate({**plan.tune.model_dump(), **options}), plan.gpu)
-    if plan.tune.preferences and not tune.preferences:
+    if (plan.tune.preferences and not tune.preferences) or (plan.tune.scores and not tune.scores):
         raise UserError("usage.preferences_kernels", training=tune.training, option=f"--loop {tune.loop}")
     answer = Answer.of(plan.source, tune, plan.gpu, plan.available_bytes)
     memory = bounded(answer.memory, plan.bound)
@@ -259,9 +259,9 @@ ALONE: Mapping[str, Callable[[FineTune], bool]] = {
 def _check_parts(facts: ModelFacts, tune: FineTune) -> None:
     """Raise UserError for options that a model of these parts cannot have."""
     check_saved(facts, tune)
-    if tune.rewards and facts.model_type in WITHOUT_SCORE:
+    if tune.scores and facts.model_type in WITHOUT_SCORE:
         raise UserError("usage.reward_model", model=facts.model_type)
-    if tune.preferences and (tune.unsloth or (tune.rewards and tune.liger)):
+    if (tune.preferences and tune.unsloth) or (tune.scores and (tune.unsloth or tune.liger)):
         option = "--unsloth" if tune.unsloth else "--liger"
         raise UserError("usage.preferences_kernels", training=tune.training, option=option)
     if tune.batch_size < tune.least_batch:

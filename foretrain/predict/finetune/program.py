@@ -64,11 +64,11 @@ def grouped_matmul(gpu: Gpu) -> str:
 
 
 def preferring(facts: ModelFacts, tune: FineTune) -> ModelFacts:
-    """A model as TRL's trainers of preferences have it: modules of dropout set to 0 (disable_dropout); with a score of
-    its own for a head, where it rewards."""
+    """A model as TRL's trainers of preferences have it: modules of dropout set to 0 (disable_dropout); with scores of
+    its own for a head, where it rewards or classifies."""
     off = ("embedding_dropout", "residual_dropout", *(["attention_dropout"] if facts.model_type == "gpt2" else []))
-    score = {"tied": False, "balanced": False} if tune.rewards else {}
-    return facts.model_copy(update={**score, **dict.fromkeys(off, 0.0)})
+    score = {"tied": False, "balanced": False} if tune.scores else {}
+    return facts.model_copy(update={**score, **dict.fromkeys(off if tune.preferences else (), 0.0)})
 
 
 class Lettered:
@@ -83,6 +83,7 @@ class Lettered:
         self.groups = Dim(facts.groups, 1, ("G",)) if facts.groups > 1 else 1
         self.tied = facts.tied and not is_untied(facts, tune)
         self.balanced = facts.balanced and tune.loop == "trl"
+        self.scores = tune.scores
 
     def __getattr__(self, name: str) -> Any:
         value, letter = getattr(self._facts, name), LETTERS.get(name)
@@ -93,7 +94,7 @@ class Program:
     """A model as one way to fine-tune it runs. `weights`: all parameters, by name; frozen ones want no gradient."""
 
     def __init__(self, facts: ModelFacts, tune: FineTune, gpu: Gpu) -> None:
-        facts = preferring(facts, tune) if tune.preferences else facts
+        facts = preferring(facts, tune)
         self.facts, self.tune, self.attention = facts, tune, partial(attention_kernel, facts, tune, gpu)
         self.cuda, self.grouped = gpu.kind == "cuda", grouped_matmul(gpu)
         card = m.Card(self.cuda, gpu.capability, gpu.sm_count or 1, gpu.memory_bytes or 1 << 34)
@@ -164,7 +165,8 @@ class Program:
         tune, linear = self.tune, loader.load("foretrain.model.hub.linear")
         decoder = loader.load("foretrain.model.hub.decoder")
         preferences = loader.load("foretrain.model.hub.preferences")
-        kind = preferences.RewardModel if tune.rewards else preferences.Policy if tune.references else decoder.Decoder
+        scored = preferences.RewardModel if tune.rewards else preferences.Classifier
+        kind = scored if tune.scores else preferences.Policy if tune.references else decoder.Decoder
         modules.weights.set(self.dtype)
         dropout = 0.0 if tune.preferences else tune.lora_dropout
         adapter = linear.Adapter(Dim(tune.lora_r, 1, ("r",)), dropout, self.wide, tune.method == "dora")
@@ -277,7 +279,8 @@ class Program:
         machine.grad = train
         self.ranks.begin(t, state, saving=train)
         shape = (Dim(symbols["B"], 1, ("B",)), Dim(symbols["T"], 1, ("T",)))
-        idx, labels = (m.Tensor(shape, m.contiguous_strides(shape), m.int64, None) for _ in range(2))
+        shapes = shape, shape[:1] if self.tune.scores else shape
+        idx, labels = (m.Tensor(each, m.contiguous_strides(each), m.int64, None) for each in shapes)
         others: Any = None
         if self.tune.drifts:
             preferences = programs.load("foretrain.model.hub.preferences")
@@ -434,7 +437,7 @@ def is_known(facts: ModelFacts, tune: FineTune, gpu: Gpu) -> bool:
     """Whether the memory of a compiled run is estimated: that of plain code in the Trainer's loop. It is not with
     functions of bitsandbytes or Liger, mixtures of experts, masks of padding or windows, adapters in checkpoints."""
     plain = tune.method in ("full", "lora") and tune.loop == "trainer" and tune.attn == "sdpa"
-    plain = plain and not tune.liger and not tune.unsloth
+    plain = plain and not tune.liger and not tune.unsloth and not tune.scores
     masked = tune.padded or tune.packing or facts.sliding_layers or facts.attention_softcap
     again = tune.gradient_checkpointing and (tune.adapters or tune.reentrant)
     return gpu.kind == "cuda" and plain and not masked and not again and not facts.n_expert

@@ -59,7 +59,7 @@ def _problem(tune: FineTune, gpu: Gpu) -> str:
         "load_in_8bit": cut and tune.load_in_8bit, "unsloth": tune.unsloth, "use_liger_kernel": cut and tune.liger,
         "torch_compile": tune.compile, "use_reentrant": fsdp and tune.gradient_checkpointing and tune.reentrant,
         "modules_to_save": cut and bool(tune.lora_saved), f"optim = {tune.optim}": tune.optim not in SHARDED_OPTIMIZERS,
-        "training = reward": fsdp and tune.rewards, gpu.name: gpu.kind != "cuda",
+        f"training = {tune.training}": fsdp and tune.scores > 0, gpu.name: gpu.kind != "cuda",
         "fine-tuning": tune.strategy == "hsdp",
     }  # fmt: skip
     return next((what for what, on in asks.items() if on), "") if tune.strategy != "ddp" else ""

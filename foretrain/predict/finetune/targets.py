@@ -94,7 +94,7 @@ def unknown_names(facts: ModelFacts, tune: FineTune) -> list[str]:
         return []
     known = {*FORMER.get(facts.model_type, {}), *ALL}
     names = [*names_in(tune.lora_targets), *names_in(tune.lora_saved)]
-    known |= {"score"} if tune.rewards else set()
+    known |= {"score"} if tune.scores else set()
     names = [name for name in names if name not in known and name.rpartition(".")[2] not in ENDS]
     return [name for name in names if name not in _of_model(facts, set(names))]
 
@@ -179,7 +179,7 @@ def own_words(model_type: str, name: str) -> list[str]:
 
 
 def _asked(tune: FineTune) -> tuple[str, ...]:
-    score = ["lm_head"] if tune.rewards else []  # as the decoder names it; peft always trains it (SEQ_CLS)
+    score = ["lm_head"] if tune.scores else []  # as the decoder names it; peft always trains it (SEQ_CLS)
     return (*names_in(tune.lora_saved), *score) if tune.adapters else ()
 
 

@@ -247,7 +247,7 @@ MOST_KEPT = 128
 def model_flops(facts: ModelFacts, tune: FineTune, gpu: Gpu) -> int:
     """FLOPs of one optimizer step of all its micro-batches, a multiply-add counted as two. A dense model that is
     trained whole needs 6·N + 12·L·H·D·T a token, with the N parameters of its matrices, the head among them."""
-    own = {} if tune.rewards else {"loop": "trainer", "training": "sft", "batch_size": tune.sequences}
+    own = {} if tune.scores else {"loop": "trainer", "training": "sft", "batch_size": tune.sequences}
     asked = (each.model_dump_json() for each in (facts, tune.model_copy(update={**PLAIN, **own}), gpu))
     return tune.world * tune.grad_accum * _counted(*asked, tune.forward_passes)
 

@@ -67,8 +67,9 @@ def planned(name: str = "llama-3.2-1b", **options: Any) -> FineTunePlan:
 class Runnable:
     """Facts that the model runs on real tensors."""
 
-    def __init__(self, facts: ModelFacts) -> None:
+    def __init__(self, facts: ModelFacts, scores: int = 0) -> None:
         self._facts, self.written_attention, self.padded, self.groups = facts, False, False, facts.groups
+        self.scores = scores
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._facts, name)
@@ -82,7 +83,7 @@ def test_rewards_are_those_of_transformers_and_the_loss_trls() -> None:
         torch.nn.init.normal_(parameter, std=0.05)
     facts = facts_of(config.to_dict())
     assert facts is not None
-    ours = RewardModel(Runnable(facts)).eval()
+    ours = RewardModel(Runnable(facts, 1)).eval()
     renamed = {key.removeprefix("model.").replace("score", "lm_head"): w for key, w in theirs.state_dict().items()}
     ours.load_state_dict(renamed)
     ids = torch.randint(1, SIZES["vocab_size"], (4, 48))
@@ -103,6 +104,49 @@ def test_rewards_are_those_of_transformers_and_the_loss_trls() -> None:
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
 def test_the_estimate_is_that_of_the_trainers_trace(name: str, method: str) -> None:
     agree_in_all_phases(built_config(name), method=method, **REWARD)
+
+
+CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
+    "full": ("llama", {"labels": 5}), "dropout": ("gpt2", {"dtype": "float32"}),
+    "lora": ("qwen3", {"method": "lora", "amp": "bf16", "keeps_logits": True, "gradient_checkpointing": True}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", CLASSES)
+def test_the_estimate_of_a_classifier_is_that_of_a_trace(way: str) -> None:
+    name, options = CLASSES[way]
+    agree_in_all_phases(built_config(name), training="classification", **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_a_traced_classifier_takes_what_the_real_one_does(method: str) -> None:
+    values = {"seq_len": 64, "batch_size": 2, "optim": "adamw_torch", "method": method, "training": "classification"}
+    truth = proof.compare(small("llama-3.2-1b"), FineTune.model_validate(values))
+    assert abs(truth.traced_bytes - truth.real_bytes) <= max(64, 0.001 * truth.real_bytes)
+
+
+def test_a_classifier_has_a_head_of_its_classes() -> None:
+    found = planned("llama-3.2-1b", training="classification", loop="trainer", labels=7)
+    assert (found.bound, found.verdict, found.counts.n_trained) == ("exact", "fits", 1_235_814_400 + 7 * 2048)
+    assert not [row for row in found.needs.worst.components if row.id.startswith("logits")]
+    reward = planned("llama-3.2-1b", training="reward", batch_size=1)
+    assert found.timing
+    assert reward.timing
+    assert found.timing.flops_per_step == pytest.approx(reward.timing.flops_per_step, rel=1e-4)
+    with pytest.raises(UserError, match="--loop trl"):
+        replanned(found, loop="trl")
+    with pytest.raises(UserError, match="--liger"):
+        replanned(found, liger=True)
+    assert planned("llama-3.2-1b", training="classification", loop="axolotl").bound == "at_most"
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["--training=classification", "--packing"], "sequence of its own"), (["--labels=3"], "has no classes"),
+])  # fmt: skip
+def test_what_classes_have_no_use_for_is_refused(words: list[str], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        read_finetune("llama-3.2-1b", ["--method=lora", *words])
 
 
 @pytest.mark.parametrize("training", TRAININGS)

@@ -23,7 +23,7 @@ _TRAINER = re.compile(r"(\w+?)(Config|Trainer)")
 _TRAININGS = {
     "SFT": "sft", "DPO": "dpo", "KTO": "kto", **dict.fromkeys(("OnlineDPO", "XPO", "NashMD", "BCO"), "preference"),
     "ORPO": "orpo", "CPO": "cpo", "GRPO": "grpo", "RLOO": "rloo", "PPO": "ppo", "PPOv2": "ppo", "Reward": "reward",
-    "PRM": "classification", "GKD": "distillation", "MiniLLM": "distillation", "SDFT": "distillation",
+    "PRM": "token_classification", "GKD": "distillation", "MiniLLM": "distillation", "SDFT": "distillation",
     "SentenceTransformer": "embedding",
 }  # fmt: skip
 _NO_TRAINING = ("Model", "Script", "Judge")  # of TRL's configs
@@ -31,8 +31,8 @@ _NO_TRAINING = ("Model", "Script", "Judge")  # of TRL's configs
 _HEAD = re.compile(r"(?:Auto(?:Peft)?Model|[A-Z]\w*?)For(\w+)")
 _HEADS = {
     "CausalLM": "sft", "CausalLMWithValueHead": "ppo", "ImageTextToText": "sft", "Vision2Seq": "sft",
-    "ConditionalGeneration": "sft", "SequenceClassification": "classification", "TokenClassification":
-    "classification", "QuestionAnswering": "classification", "MultipleChoice": "classification",
+    "ConditionalGeneration": "sft", "SequenceClassification": "classification", "MultipleChoice": "unknown",
+    **dict.fromkeys(("TokenClassification", "QuestionAnswering"), "token_classification"),
     "FeatureExtraction": "embedding",
 }  # fmt: skip
 _UNSLOTH = ("FastLanguageModel", "FastModel", "FastVisionModel")

@@ -33,6 +33,8 @@ def read(table: Table, text: str) -> None:
     for key in ("training", "stage", "rl", "rlhf_type"):
         if table.keys.get(key) is not None:
             training(table, table.take(key), key)
+    if table.found.values.get("training") == "classification":
+        table.put("labels", "num_labels")
     training_arguments(table)
     weights(table)
     for key in [*table.keys]:  # foretrain's own words and their spellings

@@ -273,6 +273,8 @@ class Run:
         }  # fmt: skip
         if tune.references:
             found["completion_mask"] = torch.ones(shape, dtype=torch.int64)
+        elif tune.scores and not tune.rewards:
+            found["labels"] = torch.zeros((len(samples),), dtype=torch.int64)
         elif not tune.rewards:
             found["labels"] = torch.zeros(shape, dtype=torch.int64)
         names = ("chosen", "rejected")
@@ -438,7 +440,7 @@ def adapter_config(tune: FineTune) -> Any:
     saved = [name.strip() for name in tune.lora_saved.split(",") if name.strip()]
     return peft.LoraConfig(
         r=tune.lora_r, lora_alpha=2 * tune.lora_r, lora_dropout=tune.lora_dropout,
-        task_type="SEQ_CLS" if tune.rewards else "CAUSAL_LM",
+        task_type="SEQ_CLS" if tune.scores else "CAUSAL_LM",
         target_modules="all-linear" if any(name in ALL_LINEAR for name in targets) else targets,
         modules_to_save=saved or None, use_dora=tune.method == "dora",
     )  # fmt: skip

@@ -71,9 +71,11 @@ class FineTuneRequest:
         )  # fmt: skip
 
     def job(self) -> dict[str, Any]:
+        tune = self.normal_tune()
+        told = {"training": tune.preferences or tune.scores, "labels": tune.scores}
         return {
             "by": "foretrain.predict.trace.finetune.drive", "config": self.source.config, "compiled": self.tune.compile,
-            "tune": self.normal_tune().model_dump(mode="json", exclude=None if self.tune.preferences else {"training"}),
+            "tune": tune.model_dump(mode="json", exclude={name for name, decides in told.items() if not decides}),
             "gpu": service.shaping_facts(self.gpu),
         }  # fmt: skip
 

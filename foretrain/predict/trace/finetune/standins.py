@@ -58,15 +58,14 @@ def kind_of(config: Any, written: dict[str, Any], tune: FineTune) -> Any:
 
     Raises StandInError where there is none.
     """
-    if tune.rewards:
-        return transformers.AutoModelForSequenceClassification._model_mapping[type(config)]
     kinds = [
         kind
-        for head in HEADS
+        for head in (["SequenceClassification"] if tune.scores else HEADS)
         if (kind := getattr(transformers, f"AutoModelFor{head}")._model_mapping.get(type(config), None)) is not None
     ]
     if not kinds:
-        raise StandInError(f"transformers has no model of {written.get('model_type')!r} that is trained on text")
+        what = "scores sequences" if tune.scores else "is trained on text"
+        raise StandInError(f"transformers has no model of {written.get('model_type')!r} that {what}")
     named = written.get("architectures") or ()
     return next((kind for kind in kinds if kind.__name__ in named), kinds[0])
 
@@ -83,7 +82,9 @@ def compute_dtype(dtype: torch.dtype, tune: FineTune) -> torch.dtype:
 def loaded(written: dict[str, Any], tune: FineTune, device: torch.device) -> PreTrainedModel:
     """Return the model as from_pretrained leaves it; quantized ones are on the device, others on the host."""
     config, dtype = config_of(written), dtype_of(written, tune)
-    config.num_labels = 1  # of a reward model
+    config.num_labels = tune.scores or 1
+    if tune.scores and config.get_text_config().pad_token_id is None:  # without it there is one sequence in a batch
+        config.get_text_config().pad_token_id = 0
     kind = kind_of(config, written, tune)
     attention = tune.attn if tune.attn != "sdpa" or kind._supports_sdpa else None  # transformers' own choice
     shapes = _checkpoint_tensors(kind, config, dtype)

@@ -55,9 +55,8 @@ def answer(
 ) -> Kept:
     """The answer to a question about a config on a card, made where it is not kept. Raises what `make` raises."""
     changes = config.init_from not in ("scratch", *GPT2_SHAPES)  # a file of weights can
-    if (
-        gpu.kind != "cuda" or gpu.calibration is not None or gpu.choices or changes
-    ):  # nor is what was measured here in its record
+    # nor is what was measured here in a card's record
+    if gpu.kind != "cuda" or gpu.calibration is not None or gpu.choices or changes:
         return make()
     own = [card.model_dump(mode="json") for card in catalogue().values()] if os.environ.get(GPU_FILE_VARIABLE) else []
     path = PLANS.path({"what": what, **question, "torch": str(software.of("")), "cards": own, "code": code()})

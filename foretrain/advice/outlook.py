@@ -67,9 +67,8 @@ def _option(plan: Plan, gpu: Gpu, step: StepName) -> CardOption | None:
     took = timing(spec)
     if took is None or gpu.memory_bytes is None:
         return None
-    others = (
-        plan.used_by_others_bytes if own or plan.gpu.kind == "cuda" else 0
-    )  # what fills a computer's memory is on no card
+    # what fills a computer's memory is on no card
+    others = plan.used_by_others_bytes if own or plan.gpu.kind == "cuda" else 0
     room, _ = available(config, gpu, others)
     memory = predict(spec, room)
     return CardOption(

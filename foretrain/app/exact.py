@@ -42,13 +42,17 @@ def traced_plan(plan: Plan, listen: Listen, alloc_conf: str = "") -> Plan:
 
 
 def trace_of(plan: Plan, step: StepName, listen: Listen, alloc_conf: str = "") -> Trace | None:
-    """The trace behind a plan's answer (the one with more reserved, of two); None where it was estimated."""
+    """The trace behind a plan's answer; None where it was estimated."""
     if plan.memory_of(step).source != "traced":
         return None
     spec = plan.spec(step)
-    found = service.traces([each for rank in ranks_to_trace(spec) for each in requests_for(spec, rank)], listen)
-    settings = settings_of(plan, alloc_conf)
-    return max(found, key=lambda trace: replay(trace, settings).peak_reserved_bytes)
+    asked = [each for rank in ranks_to_trace(spec) for each in requests_for(spec, rank)]
+    return worst(asked, listen, settings_of(plan, alloc_conf))
+
+
+def worst(asked: Sequence[service.Traceable], listen: Listen, settings: Settings) -> Trace:
+    """The trace with most reserved, of several that only the card can tell apart."""
+    return max(service.traces(asked, listen), key=lambda trace: replay(trace, settings).peak_reserved_bytes)
 
 
 def moments_of(plan: Plan, step: StepName, listen: Listen) -> StepMoments | None:

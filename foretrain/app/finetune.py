@@ -58,8 +58,6 @@ def traced(
         check_exact(found, "--exact")
     if found.facts is None:
         return found  # it is traced already
-    if found.tune.world > 1:
-        raise UserError("usage.finetune_without.exact_cards", option="--exact")
     try:
         exact = exact_finetune(asked.source, found.tune, found.gpu, found.available_bytes, listen, settings)
     except service.TraceUnavailable as error:

@@ -73,9 +73,8 @@ _HEADERS = (
     ),
     Header("device", pattern(r"\|\s*device\s*\|\s*(?P<gpu_name>[^|]{1,60}?)\s*\|")),
 )
-_ANY_WORD = re.compile(
-    "|".join(sorted({re.escape(word) for format in FORMATS.values() for word in format.words}))
-)  # before the program is known, most lines have none of them
+# before the program is known, most lines have none of them
+_ANY_WORD = re.compile("|".join(sorted({re.escape(word) for format in FORMATS.values() for word in format.words})))
 _ALL_HEADERS = _HEADERS + tuple(dict.fromkeys(header for format in FORMATS.values() for header in format.headers))
 
 

@@ -81,7 +81,7 @@ def agree_in_all_phases(config: dict[str, Any], *, only: tuple[str, ...] = (), *
     assert found_facts is not None
     found = {p.phase: p.allocated_bytes for p in FineTuneLedger(found_facts, tune, gpu).memory.phases}
     asked = FineTuneRequest(source_of(config), tune, gpu)
-    trace = answered(asked.whole(drive.trace(asked.job())), gpu, {}, available_bytes=None)
+    trace = answered([asked.whole(drive.trace(asked.job()))], tune, gpu, None)
     expected = {p.phase: p.allocated_bytes for p in trace.memory.phases}
     if not tune.adapters and not tune.references:
         expected.pop("prepare", None)  # nothing is done in it

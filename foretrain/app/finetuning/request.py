@@ -18,12 +18,13 @@ from foretrain.config.finetune.options import FINETUNE_OPTIONS
 from foretrain.config.finetune.words import WORDS
 from foretrain.config.hub.facts import ModelSource
 from foretrain.config.option import Option
+from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.energy import Prices
 from foretrain.predict.finetune.plan import FineTunePlan, replanned
 from foretrain.predict.finetuning import of_plan
 from foretrain.predict.forecast import Forecast
 from foretrain.predict.trace import service
-from foretrain.predict.trace.finetune.request import FineTuneRequest
+from foretrain.predict.trace.finetune.request import requests_for
 from foretrain.predict.trace.record import Trace
 
 __all__ = ["FineTuningRequest", "is_asked"]
@@ -90,17 +91,17 @@ class FineTuningRequest:
         return traced(plan, self.asked, listen, exact.settings_of(alloc_conf=look.alloc_conf))
 
     def explained(self, plan: FineTunePlan, listen: Listen, look: Look) -> FineTuneExplanation:
-        trace = self._trace(plan, listen) if plan.memory.source == "traced" else None
         settings = exact.settings_of(alloc_conf=look.alloc_conf)
+        trace = self._trace(plan, listen, settings) if plan.memory.source == "traced" else None
         readings = {"observed_bytes": look.observed_bytes, "process_bytes": look.process_bytes}
         return explain(plan, trace, settings=settings, **readings)
 
     def write_snapshot(self, plan: FineTunePlan, path: Path, listen: Listen, look: Look) -> None:
-        exact.write_trace(self._trace(plan, listen), path, exact.settings_of(alloc_conf=look.alloc_conf))
+        settings = exact.settings_of(alloc_conf=look.alloc_conf)
+        exact.write_trace(self._trace(plan, listen, settings), path, settings)
 
-    def _trace(self, plan: FineTunePlan, listen: Listen) -> Trace:
+    def _trace(self, plan: FineTunePlan, listen: Listen, settings: Settings) -> Trace:
         try:
-            (trace,) = service.traces([FineTuneRequest(self.asked.source, plan.tune, plan.gpu)], listen)
+            return exact.worst(requests_for(self.asked.source, plan.tune, plan.gpu), listen, settings)
         except service.TraceUnavailable as error:
             raise UserError("environment.no_trace", reason=str(error)) from None
-        return trace

@@ -61,12 +61,7 @@ def check_memory(
     needs = min(_needs(config, gpu, dtype, compiled)[0] for dtype in dtypes)
     if needs <= left or needs <= (config.memory_limit_bytes or 0):
         return
-    values = {
-        "needs": needs,
-        "free": left,
-        "total": total_memory_bytes(),
-        "limit": f"{-(-needs // GIB) + 1}GiB",
-    }
+    values = {"needs": needs, "free": left, "total": total_memory_bytes(), "limit": f"{-(-needs // GIB) + 1}GiB"}
     smaller = _fitting(config, gpu, dtypes[0], compiled, left)
     if smaller is None:
         raise UserError("memory.machine", **values)

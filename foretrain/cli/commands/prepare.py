@@ -16,16 +16,7 @@ from foretrain.base.quantities import parse_bytes, parse_count, read
 from foretrain.base.signals import StopFlag
 from foretrain.base.units import format_bytes, format_percent
 from foretrain.cli.command import argument, command, flag, json_option, option, quiet_option
-from foretrain.cli.common import (
-    ERR,
-    OUT,
-    LiveLine,
-    noted,
-    print_json,
-    print_notes,
-    rewrites_lines,
-    wrong_value,
-)
+from foretrain.cli.common import ERR, OUT, LiveLine, noted, print_json, print_notes, rewrites_lines, wrong_value
 from foretrain.data.prepare.sources import not_utf8
 from foretrain.reports import text
 from foretrain.reports.views import data as data_view

@@ -298,6 +298,11 @@ class FineTune(Record):
         return self.world > 1 and STRATEGIES[self.way].shards_weights
 
     @property
+    def looks_for_unused(self) -> bool:
+        """Whether DDP looks for parameters that a step does not use: LLaMA-Factory forbids it with adapters."""
+        return self.loop != "llama-factory" if self.adapters else not self.gradient_checkpointing
+
+    @property
     def adapters(self) -> bool:
         """Whether the weights themselves are frozen."""
         return self.method != "full"

@@ -490,9 +490,8 @@ def layer_norm(
 
         def run(saved: list[Any], grad: Tensor) -> Grads:
             grads = [allocate(s, grad.dtype) for s in (grad.shape, *affine)]
-            note_kernel(
-                "norm_backward", grads, grad, *saved, grad if affine else None
-            )  # another sums the weight's gradient
+            # another sums the weight's gradient
+            note_kernel("norm_backward", grads, grad, *saved, grad if affine else None)
             return grads
 
         record(out, run, (x, *(p for p in (weight, bias) if p is not None)), (x, *stats))

@@ -200,11 +200,10 @@ def smallest_limit_bytes(
     settings: Settings | None = None,
     *,
     physical: bool = False,
-    step_bytes: int = MIB,
     free: Replay | None = None,
     tried: Tried | None = None,
 ) -> int:
-    """Return the least memory under which all requests are served, to a step: between allocated peak and reserved peak.
+    """Return the least memory under which all requests are served, to a MiB: between allocated peak and reserved peak.
 
     `free`: their replay under no limit, `tried`: those under limits, where the caller has them.
     """
@@ -212,7 +211,7 @@ def smallest_limit_bytes(
     tried = tried or Tried(lifetimes, settings, physical=physical)
     low, high = max(free.peak_allocated_bytes // 2, 0), -(-free.peak_reserved_bytes // MIB) * MIB
     least = _least_bytes(lifetimes, settings or Settings(), physical=physical)
-    while high - low > step_bytes:
+    while high - low > MIB:
         middle = (low + high) // 2 // MIB * MIB
         if middle in (low, high):
             break

@@ -170,8 +170,7 @@ class SimulatedFineTuning(Remains):
             (p, (-(-p.numel() // tune.world),), 4) if self.zero else (p, *self._piece(p)) for p in self.trained
         ]
         sizes = [p.numel() * p.dtype.itemsize for p in self.trained] if whole and not self.zero else []
-        looks = tune.loop != "llama-factory" if tune.adapters else not tune.gradient_checkpointing
-        self.buckets = Buckets(self.t, sizes, looks_for_unused=looks)
+        self.buckets = Buckets(self.t, sizes, looks_for_unused=tune.looks_for_unused)
         self.passages: dict[Any, Passage] = {}
         self.outputs: list[Tensor] = []  # of the last micro-batch, which a loop of one's own holds until the next ones
         self.started: set[bool] = set()

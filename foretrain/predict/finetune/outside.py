@@ -73,9 +73,7 @@ class Outside:
             self.t.free(self.alloc("temporaries", total))
 
     def buffers(self) -> None:
-        if (
-            self.quantized and self.tune.double_quant and not self.in_8_bits
-        ):  # the first one, which all others are copies of
+        if self.quantized and self.tune.double_quant and not self.in_8_bits:  # which all others are copies of
             self.alloc("buffers", SCALE_CODE_BYTES)
         if self.facts.positions == "rotary":  # rates of the positions, and the same unchanged
             width = self.facts.rotary_dim or self.facts.head_dim

@@ -210,7 +210,8 @@ def work_of(source: ModelSource, tune: FineTune, gpu: Gpu, room: int | None) -> 
     neither be estimated nor traced."""
     if source.facts is not None:
         return StepWork(source.facts, tune, gpu)
-    return TracedWork(tune, gpu, trace_alone(source, tune, gpu, room).work)
+    found = trace_alone(source, tune, gpu, room)
+    return TracedWork(tune, gpu, found.work, found.shared)
 
 
 def _timing(source: ModelSource, tune: FineTune, gpu: Gpu, room: int | None, prices: Prices) -> Timing | None:
@@ -249,7 +250,6 @@ def resolved(source: ModelSource, tune: FineTune, gpu: Gpu) -> FineTune:
 
 # What is planned of models with an estimate alone, by option.
 ALONE: Mapping[str, Callable[[FineTune], bool]] = {
-    "--gpus": lambda tune: tune.world > 1,
     "--liger": lambda tune: tune.liger,
     "--unsloth": lambda tune: tune.unsloth,
     "--load-in-8bit": lambda tune: tune.load_in_8bit,

@@ -14,6 +14,7 @@ precision without autocast; what is trained has an fp32 copy and fp32 moments, e
 measured here, and how large its buffers are its JSON says, so memory is a range (`Zero`).
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate
@@ -203,6 +204,23 @@ class Zero(NamedTuple):
             return buckets + copies + live + 4 * self.own
         whole = self.trained if self.stage == 1 and not self.accumulates else 0
         return buckets + copies + self.item_bytes * (2 * self.own + whole)
+
+
+Weight = tuple[int, tuple[int, ...], int, bool]  # of a traced model: (layer, shape, item bytes, whether it is trained)
+
+
+def groups_of(tune: FineTune, weights: Sequence[Weight]) -> list[Group]:
+    """Return what FSDP2 gathers of a traced model: its layers, and what is of none, which stays gathered."""
+    sharing, gathered, sent = Sharing(tune.way, tune.world, tune.world), Counter[int](), Counter[int]()
+    for layer, shape, width, trained in weights:
+        size = sharing.share(shape or (1,)) * tune.world * (width if tune.amp == "no" else min(2, width))
+        gathered[layer] += size
+        sent[layer] += size * trained
+    found: list[Group] = []
+    for layer in sorted(gathered, key=lambda layer: (layer == OUTSIDE, layer)):
+        found.append(Group((), sharing, layer, reshards=sharing.way.reshards and layer != OUTSIDE))
+        found[-1].number, found[-1].gathered, found[-1].sent = len(found), (gathered[layer],), (sent[layer],)
+    return found
 
 
 def waits_s(

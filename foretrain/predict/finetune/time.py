@@ -17,7 +17,7 @@ from foretrain.predict.energy import Prices, spending
 from foretrain.predict.finetune.memory import MICRO_BATCHES, symbols_of
 from foretrain.predict.finetune.optimizers import TRAFFIC
 from foretrain.predict.finetune.program import Program, kernels_of
-from foretrain.predict.finetune.ranks import waits_s
+from foretrain.predict.finetune.ranks import Weight, groups_of, waits_s
 from foretrain.predict.speed.ops import Operation, flops
 from foretrain.predict.speed.ranks import GATHER_LAUNCHES, Pace
 from foretrain.predict.speed.rates import Rates, busy_s, rates_of
@@ -40,6 +40,8 @@ class StepWork:
     def __init__(self, facts: ModelFacts, tune: FineTune, gpu: Gpu) -> None:
         self.tune, self.gpu = tune, gpu
         self.program = Program(facts, tune, gpu)
+        self.groups = self.program.shards
+        self.trained_bytes = [p.numel() * p.dtype.itemsize for p in self.program.trained().values()]
         symbols = symbols_of(facts, tune, gpu, tune.batch_size)
         symbols |= dict.fromkeys(("flash", "split", "sums1", "sums2", "sums3", "sums4"), 0)
         self.outside: list[Operation] = []  # of no layer
@@ -53,12 +55,11 @@ class StepWork:
         """Seconds that several cards wait for one another in a step: low, expected, high."""
         if self.tune.world == 1:
             return 0.0, 0.0, 0.0
-        sizes = [p.numel() * p.dtype.itemsize for p in self.program.trained().values()]
         pace = Pace(0, backward_root=busy_s([op for op in self.micro if op.part != "forward"], rates))
         if self.tune.sharded:
             pace = self.pace(rates)
             pace = pace.scaled(max(work_s, host_s) / ((pace.forward + pace.backward) or 1.0))
-        low, expected, high = waits_s(self.tune, self.gpu, sizes, pace, self.program.shards)
+        low, expected, high = waits_s(self.tune, self.gpu, self.trained_bytes, pace, self.groups)
         return low, expected, high
 
     def update_launches(self, kernels: list[Operation]) -> tuple[int, bool]:
@@ -84,7 +85,7 @@ class StepWork:
 
     def pace(self, rates: Rates) -> Pace:
         """The time of a micro-batch's kernels."""
-        layers, times = self.program.facts.n_layer, []
+        layers, times = max(1, len({group.layer for group in self.groups} - {OUTSIDE})), []
         for is_forward in (True, False):
             whole, outside = (
                 busy_s([op for op in ops if (op.part == "forward") is is_forward], rates)
@@ -158,9 +159,11 @@ def rates_for(tune: FineTune, gpu: Gpu) -> Rates | None:
 class TracedWork(StepWork):
     """What a traced step runs (predict/trace/kernels/work.py), of a model that has no estimate."""
 
-    def __init__(self, tune: FineTune, gpu: Gpu, rows: Iterable[Sequence[Any]]) -> None:
+    def __init__(self, tune: FineTune, gpu: Gpu, rows: Iterable[Sequence[Any]], shared: Sequence[Weight]) -> None:
         self.tune, self.gpu = tune, gpu
-        self.micro, self.update = [], []
+        self.micro, self.update, self.outside = [], [], []
+        self.groups = groups_of(tune, shared) if tune.sharded else []
+        self.trained_bytes = [math.prod((*shape, width)) for _, shape, width, trained in shared if trained]
         traced = min(MICRO_BATCHES, tune.grad_accum)
         for *known, runs in rows:
             part, kind, shape, *sizes = known
@@ -173,10 +176,8 @@ class TracedWork(StepWork):
     @property
     def model_flops(self) -> int:
         """Without what checkpoints and flash attention's backward pass make again."""
-        return self.tune.grad_accum * _made_once([op for op in self.micro if op.part != "recompute"])
-
-    def waits_s(self, rates: Rates, work_s: float, host_s: float) -> tuple[float, float, float]:
-        return 0.0, 0.0, 0.0
+        run = [op for op in self.micro if op.part != "recompute"]
+        return self.tune.world * self.tune.grad_accum * _made_once(run)
 
     def shared(self) -> list[Operation]:
         return []

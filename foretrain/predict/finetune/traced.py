@@ -10,8 +10,8 @@ from foretrain.config.finetune.options import FineTune
 from foretrain.config.hub.facts import ModelSource
 from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.allocator.settings import Settings
-from foretrain.predict.trace import interpreter, service
-from foretrain.predict.trace.finetune.request import TRACED_LOOPS, FineTuneRequest, FineTuneTrace, answered
+from foretrain.predict.trace import service
+from foretrain.predict.trace.finetune.request import TRACED_LOOPS, FineTuneTrace, answered, requests_for
 
 Listen = Callable[[str], None]
 Progress = Callable[[], AbstractContextManager[Listen]]
@@ -62,16 +62,14 @@ def exact_finetune(
 
     `listen` hears how far it is. Raises service.TraceUnavailable with a sentence where it cannot be traced.
     """
-    request = FineTuneRequest(source, tune, gpu)
+    requests = requests_for(source, tune, gpu)
     question = {
-        "trace": request.key(), "available_bytes": available_bytes, "settings": (settings or Settings()).text(),
-        "grad_accum": tune.grad_accum, "gpu": gpu.model_dump(mode="json"),
+        "traces": [request.key() for request in requests], "available_bytes": available_bytes,
+        "settings": (settings or Settings()).text(), "grad_accum": tune.grad_accum, "gpu": gpu.model_dump(mode="json"),
     }  # fmt: skip
 
     def make() -> FineTuneTrace:
-        (trace,) = service.traces([request], listen)
-        versions = {"torch": str(trace.facts["torch"]), **interpreter.now().versions()}
-        return answered(trace, gpu, versions, available_bytes=available_bytes, settings=settings)
+        return answered(service.traces(requests, listen), tune, gpu, available_bytes, settings)
 
     found = service.remembered(question, FineTuneTrace, make)
     if tune.loop in TRACED_LOOPS:

@@ -14,7 +14,7 @@ from foretrain.predict.memory import RunMemory
 from foretrain.predict.plan import Plan
 from foretrain.predict.spec import TOLD_APART, StepName, StepSpec
 from foretrain.predict.trace import interpreter, service
-from foretrain.predict.trace.memory import Exact, exact
+from foretrain.predict.trace.memory import Exact, answer
 from foretrain.predict.trace.record import Trace
 from foretrain.predict.trace.service import Request, TraceUnavailable
 
@@ -81,12 +81,8 @@ class Question:
         return self.requests[0].spec
 
     def key(self) -> dict[str, Any]:
-        return {
-            "traces": [request.key() for request in self.requests], "available_bytes": self.available_bytes,
-            "settings": (self.settings or Settings()).text(), "capped": self.capped,
-            "device_bytes": self.spec.gpu.memory_bytes, "config": self.spec.config.model_dump(mode="json"),
-            "ledger": self.ledger.model_dump(mode="json"),
-        }  # fmt: skip
+        traces, config = [request.key() for request in self.requests], self.spec.config.model_dump(mode="json")
+        return {**self.told(), "traces": traces, "config": config}
 
     def asked(self) -> list[Request]:
         if len(self.requests) != 1:
@@ -106,10 +102,7 @@ class Question:
         }  # fmt: skip
 
     def answer(self, traces: Sequence[Trace]) -> Exact:
-        return exact(
-            traces, self.ledger, available_bytes=self.available_bytes, settings=self.settings, capped=self.capped,
-            device_bytes=self.spec.gpu.memory_bytes,
-        )  # fmt: skip
+        return answer(self.told(), traces, self.settings or Settings())
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,8 @@ def in_child(work: Callable[[], T]) -> T:
     sys.stdout.flush()
     sys.stderr.flush()
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", DeprecationWarning
-        )  # of Python 3.12, for threads; the child starts none of theirs
+        # of Python 3.12, for threads; the child starts none of theirs
+        warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:
         os.close(reading)

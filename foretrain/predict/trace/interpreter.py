@@ -106,13 +106,8 @@ def _signed(nbytes: int) -> str:
 
 
 PROBE_S = 120  # a cold disk is slow; torch is not imported
-FINE_TUNING: tuple[str, ...] = (
-    "transformers",
-    "peft",
-    "accelerate",
-    "bitsandbytes",
-    "trl",
-)  # packages whose code such runs are made of
+# packages of whose code such runs are made
+FINE_TUNING: tuple[str, ...] = ("transformers", "peft", "accelerate", "bitsandbytes", "trl")
 PROBE = """
 import importlib.metadata as m, importlib.util as u, json, sys
 def version(name):

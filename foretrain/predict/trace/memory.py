@@ -18,7 +18,6 @@ from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.estimate.simulated_run import EARLY_GRADIENTS
 from foretrain.predict.memory import PHASES, Component, PhaseMemory, RunMemory, judged
 from foretrain.predict.trace.record import Allocation, Trace, moment_id
-from foretrain.predict.trace.repeats import with_all_micro_batches
 
 Formulas = Mapping[str, tuple[str, int]]  # of components: (formula, bytes)
 
@@ -93,6 +92,42 @@ def phase_of(trace: Trace, runs: Sequence[Replay], name: str, context: Context, 
     )
 
 
+def replayed(
+    traces: Sequence[Trace],
+    ledger: RunMemory,
+    tried: Sequence[Tried],
+    available_bytes: int | None,
+    order: Sequence[str] = PHASES,
+) -> tuple[RunMemory, Death | None, list[Replay]]:
+    """Return the memory by these traces, where the run ends under what it may take, and each trace's replay with room.
+
+    `ledger`: the estimate, for phases that are not traced (resume). `order`: of the phases.
+    """
+    runs = [_with_room(each) for each in tried]
+    worst = max(range(len(traces)), key=lambda i: (runs[i].peak_reserved_bytes, runs[i].peak_allocated_bytes))
+    trace, run = traces[worst], runs[worst]
+    names = {peak.phase for peak in run.phases}
+    ordered = [run, *runs]
+    phases = [
+        phase_of(trace, ordered, name, ledger.context, _formulas(ledger, name)) for name in order if name in names
+    ]
+    phases += [phase for phase in ledger.phases if phase.phase == "resume"]
+    death = None
+    if available_bytes is not None:
+        limits = available_bytes - ledger.context.low_bytes, available_bytes - ledger.context.expected_bytes
+        ends = [[end_of(each, limit, run) for each, run in zip(tried, runs, strict=True)] for limit in limits]
+        dies, risks = ([end for end in each if end is not None] for each in ends)
+        death = dies[0] if dies else risks[0] if risks else None
+        # A run that runs out of memory while the model is built reaches no phase of the table.
+        dead = None if death is None else death.phase if death.phase in order else phases[0].phase
+        phases = judged(phases, available_bytes, dead, len(dies) == len(traces), limits)
+    memory = RunMemory(
+        step=ledger.step, compiled=ledger.compiled, phases=tuple(phases), saved_bytes=saved_bytes(trace),
+        source="traced", context=ledger.context, obstacle=ledger.obstacle,
+    )  # fmt: skip
+    return memory, death, runs
+
+
 def exact(
     traces: Sequence[Trace],
     ledger: RunMemory,
@@ -104,70 +139,40 @@ def exact(
 ) -> Exact:
     """Answer from one trace, or from those that differ in what only the card can tell.
 
-    `ledger`: the estimate, for phases that are not traced (resume). `available_bytes`: for the process, context
-    included. `capped`: by the trainer, not by what the card has left. `device_bytes`: the whole card's, for
-    per_process_memory_fraction.
+    `available_bytes`: for the process, context included. `capped`: by the trainer, not by what the card has left.
+    `device_bytes`: the whole card's, for per_process_memory_fraction.
     """
     # The trainer's own call of set_per_process_memory_fraction overrides the setting.
     cap_bytes = None if capped or device_bytes is None else (settings or Settings()).cap_bytes(device_bytes)
-    runs = [_with_room(trace, settings, cap_bytes) for trace in traces]
     tried = [Tried(trace, settings, physical=not capped, cap_bytes=cap_bytes) for trace in traces]
-    worst = max(range(len(traces)), key=lambda i: (runs[i].peak_reserved_bytes, runs[i].peak_allocated_bytes))
-    trace, run = traces[worst], runs[worst]
-    names = {peak.phase for peak in run.phases}
-    ordered = [run, *runs]
-    phases = [
-        phase_of(trace, ordered, name, ledger.context, _formulas(ledger, name)) for name in PHASES if name in names
+    memory, death, runs = replayed(traces, ledger, tried, available_bytes)
+    plain, expandable = cap_bytes is None, replace(settings or Settings(), expandable_segments=True)
+    limits = [
+        smallest_limit_bytes(t, settings, physical=not capped, free=r if plain else None, tried=each if plain else None)
+        for t, r, each in zip(traces, runs, tried, strict=True)
     ]
-    phases += [phase for phase in ledger.phases if phase.phase == "resume"]
-    death = None
-    if available_bytes is not None:
-        limits = available_bytes - ledger.context.low_bytes, available_bytes - ledger.context.expected_bytes
-        ends = [[end_of(each, limit, run) for each, run in zip(tried, runs, strict=True)] for limit in limits]
-        dies, risks = ([end for end in each if end is not None] for each in ends)
-        death = dies[0] if dies else risks[0] if risks else None
-        # A run that runs out of memory while the model is built reaches no phase of the table.
-        dead = None if death is None else death.phase if death.phase in PHASES else phases[0].phase
-        phases = judged(phases, available_bytes, dead, len(dies) == len(traces), limits)
-    memory = RunMemory(
-        step=ledger.step, compiled=ledger.compiled, phases=tuple(phases), saved_bytes=saved_bytes(trace),
-        source="traced", context=ledger.context, obstacle=ledger.obstacle,
-    )  # fmt: skip
     return Exact(
-        memory=memory,
-        smallest_limit_bytes=max(
-            smallest_limit_bytes(
-                t,
-                settings,
-                physical=not capped,
-                free=r if cap_bytes is None else None,
-                tried=each if cap_bytes is None else None,
-            )
-            for t, r, each in zip(traces, runs, tried, strict=True)
-        ),
+        memory=memory, death=death, torch=traces[0].facts.get("torch", ""), smallest_limit_bytes=max(limits),
         smallest_limit_expandable_bytes=max(
-            smallest_limit_bytes(t, replace(settings or Settings(), expandable_segments=True), physical=not capped)
-            for t in traces
+            smallest_limit_bytes(trace, expandable, physical=not capped) for trace in traces
         ),
-        death=death,
-        torch=trace.facts.get("torch", ""),
         pads_unknown=len({each.facts.get("pads") for each in traces}) > 1,
-    )
-
-
-def answer(question: dict[str, Any], trace: Trace) -> Exact:
-    """Answer from one trace, as plain values ask for it (forecast.py, Question.told)."""
-    whole = with_all_micro_batches(trace, question["traced"], question["micro_batches"])
-    return exact(
-        [whole], RunMemory.model_validate(question["ledger"]), available_bytes=question["available_bytes"],
-        settings=Settings.parse(question["settings"]), capped=question["capped"], device_bytes=question["device_bytes"],
     )  # fmt: skip
 
 
-def _with_room(trace: Trace, settings: Settings | None, cap_bytes: int | None) -> Replay:
+def answer(question: dict[str, Any], traces: Sequence[Trace], settings: Settings | None = None) -> Exact:
+    """Answer from whole traces, as plain values ask for it (forecast.py, Question.told)."""
+    return exact(
+        traces, RunMemory.model_validate(question["ledger"]), available_bytes=question["available_bytes"],
+        settings=settings or Settings.parse(question["settings"]), capped=question["capped"],
+        device_bytes=question["device_bytes"],
+    )  # fmt: skip
+
+
+def _with_room(tried: Tried) -> Replay:
     """Replay under no limit but the cap, from which garbage collection counts; where that is too small, under none."""
-    run = replay(trace, settings, cap_bytes=cap_bytes)
-    return run if run.survives else replay(trace, settings)
+    run = replay(tried.lifetimes, tried.settings, cap_bytes=tried.cap_bytes)
+    return run if run.survives else replay(tried.lifetimes, tried.settings)
 
 
 def end_of(tried: Tried, limit_bytes: int, run: Replay) -> Death | None:

@@ -6,8 +6,10 @@ right shape at once. DTensor and meshes are in subclasses.py.
 
 import contextlib
 import functools
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -15,6 +17,8 @@ import torch.distributed.utils as distributed_utils
 import torch.nn.parallel.distributed as ddp_module
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp._fully_shard import _fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -23,6 +27,7 @@ from foretrain.model.ranks.parallel import Share
 from foretrain.predict.trace import self_test
 from foretrain.predict.trace.card.patches import Patches
 from foretrain.predict.trace.record import Trace
+from foretrain.predict.trace.subclasses import outside
 
 COLLECTIVES = ("broadcast_", "allreduce_", "allgather_", "_allgather_base_", "_reduce_scatter_base_")
 
@@ -40,15 +45,37 @@ def group(sharing: Sharing, rank: int = 0, *, keeps: bool = False) -> Iterator[S
         dist.destroy_process_group()
 
 
+@contextlib.contextmanager
+def proven_group(sharing: Sharing, rank: int = 0, *, keeps: bool) -> Iterator[Share]:
+    """`group`, once this torch has traced another right. Raises TraceError."""
+    with group(sharing, rank) as share:
+        self_test.prove_this_torch(share)
+    with group(sharing, rank, keeps=keeps) as share:
+        yield share
+
+
 def trace(job: dict[str, Any]) -> Trace:
     """Trace a job of self_test.py as one rank of many: {…, "sharing", "rank", "keeps"}. Raises TraceError or
     StandInError.
     """
-    sharing = Sharing(**job["sharing"])
-    with group(sharing, job["rank"]) as share:
-        self_test.prove_this_torch(share)
-    with group(sharing, job["rank"], keeps=job["keeps"]) as share:
+    with proven_group(Sharing(**job["sharing"]), job["rank"], keeps=job["keeps"]) as share:
         return self_test.trace(job, share)
+
+
+@contextlib.contextmanager
+def placed(sharing: Sharing, *, keeps: bool) -> Iterator[None]:
+    """Let transformers' Trainer be the first rank, whose share of uneven weights is the largest."""
+    numbers = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": sharing.world, "LOCAL_WORLD_SIZE": sharing.world}
+    place = {name: str(number) for name, number in numbers.items()} | {"MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    with mock.patch.dict(os.environ, place), proven_group(sharing, keeps=keeps), Patches() as patches:
+        if sharing.way.shards_weights:
+            # accelerate finds an optimizer's weights again by their addresses, which are 0 of fake tensors
+            patches.set(Tensor, "data_ptr", lambda tensor: tensor.untyped_storage()._cdata)
+            # here PyTorch would ask which devices this build is for
+            mesh = functools.partial(outside(init_device_mesh), "cuda", (sharing.world,))
+            patches.set(_fully_shard, "_init_default_mesh", lambda *args: mesh())
+            patches.set(torch.accelerator, "current_stream", lambda device=None: torch.cuda.current_stream(device))
+        yield
 
 
 def _know_collectives(patches: Patches) -> None:
@@ -127,27 +154,14 @@ class Reducer:
     until they are sent: `keeps`.
     """
 
-    def __init__(
-        self,
-        parameters: list[Tensor],
-        buckets: list[list[int]],
-        limits: list[int],
-        group: object,
-        sparse: list[bool],
-        most: int,
-        unused: bool,
-        as_view: bool,
-        names: object,
-        first: int,
-        *more: Any,
-        keeps: bool,
-    ) -> None:
-        assert not unused
+    def __init__(self, parameters: list[Tensor], buckets: list[list[int]], *args: Any, keeps: bool) -> None:
+        _, _, sparse, most, unused, as_view, _, first, *_ = args
         self.parameters, self.sparse, self.sizes = parameters, sparse, [first, most]
         self.as_view, self.keeps = as_view, keeps
         self.buckets = [Bucket(parameters, numbers) for numbers in buckets]
+        self.used = torch.empty(len(parameters), dtype=torch.int32, device=parameters[0].device) if unused else None
         self.kept: list[Bucket] = []
-        self.expects = self.is_rebuilt = False
+        self.expects, self.is_rebuilt = False, unused  # buckets are never remade then
         self.order: list[int] = []
         for number, parameter in enumerate(parameters):
             parameter.register_post_accumulate_grad_hook(functools.partial(self._ready, number))

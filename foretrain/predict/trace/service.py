@@ -89,17 +89,14 @@ class Request:
         return self.spec.gpu
 
     def why_not(self) -> str:
-        sharing, version = self.spec.sharing, interpreter.now().torch
+        sharing = self.spec.sharing
         if sharing is None:
             return ""
         if self.spec.step != "foretrain":
             return f"{self.spec.step}'s step is traced on one card only"
         if problem := sharing_problem(self.spec.config, sharing):
             return str(problem).rstrip(".")
-        if sharing.way.shards_weights and _parsed(version) < OLDEST_TO_SHARD:
-            need = ".".join(map(str, OLDEST_TO_SHARD))
-            return f"FSDP2 is traced with torch {need} or newer, which runs it on a CPU, too; this is {version}"
-        return ""
+        return why_not_sharded() if sharing.way.shards_weights else ""
 
     def normal_config(self) -> RunConfig:
         """Return the config with every option that does not change a trace at its default, so that more traces are
@@ -176,6 +173,13 @@ def why_not() -> str:
     if _parsed(version) < OLDEST_TORCH:
         return f"exact tracing needs torch {OLDEST_TORCH[0]}.{OLDEST_TORCH[1]} or newer; this is {version}"
     return ""
+
+
+def why_not_sharded() -> str:
+    version, need = interpreter.now().torch, ".".join(map(str, OLDEST_TO_SHARD))
+    if _parsed(version) >= OLDEST_TO_SHARD:
+        return ""
+    return f"FSDP2 is traced with torch {need} or newer, which runs it on a CPU, too; this is {version}"
 
 
 def traces(

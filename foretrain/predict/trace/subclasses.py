@@ -48,24 +48,22 @@ def patch(patches: Patches) -> None:
         if name in vars(device_mesh.DeviceMesh):
             method = vars(device_mesh.DeviceMesh)[name]
             inner = method.__func__ if isinstance(method, staticmethod) else method
-            outside = _outside(inner)
-            patches.set(
-                device_mesh.DeviceMesh, name, staticmethod(outside) if isinstance(method, staticmethod) else outside
-            )
+            own = outside(inner)
+            patches.set(device_mesh.DeviceMesh, name, staticmethod(own) if isinstance(method, staticmethod) else own)
     patches.set(device_mesh, "torch", _RealNumbers())
     # It runs ops on fake tensors of the whole shape.
     name = "_propagate_tensor_meta_non_cached"
     if hasattr(ShardingPropagator, name):
-        patches.set(ShardingPropagator, name, _outside(getattr(ShardingPropagator, name)))
+        patches.set(ShardingPropagator, name, outside(getattr(ShardingPropagator, name)))
 
 
 class _RealNumbers:
     def __getattr__(self, name: str) -> Any:
         found = getattr(torch, name)
-        return _outside(found) if name in ("arange", "tensor") else found
+        return outside(found) if name in ("arange", "tensor") else found
 
 
-def _outside(function: Callable[..., Any]) -> Callable[..., Any]:
+def outside(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
         with _disable_current_modes():

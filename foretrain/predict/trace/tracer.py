@@ -109,9 +109,7 @@ class Tracer(TorchDispatchMode):
         self.choices = Choices(upper, self.ranges)
         self.attention: Attention | None = None  # of the card
         self._known: dict[int, Storage] = {}
-        self.composed: dict[
-            Any, Callable[..., Any]
-        ] = {}  # ops of libraries -> a function of the ops that they consist of
+        self.composed: dict[Any, Callable[..., Any]] = {}  # ops of libraries: a function of what they consist of
         self.workspaces: dict[str, int] = {}  # of libraries, kept until they are cleared: the allocation of each name
         self.paged_bytes = 0  # in managed memory, outside the allocator
         self.work: Work | None = None  # where the kernels of a step are counted

@@ -48,10 +48,12 @@ def work(job: dict[str, Any]) -> int:
 
 
 def _answer(question: dict[str, Any], text: str) -> str:
-    from foretrain.predict.trace import memory
+    from foretrain.predict.trace import memory, repeats
 
     gc.enable()  # replays leave cycles
-    return memory.answer(question, Trace.from_json(json.loads(text))).model_dump_json()
+    trace = Trace.from_json(json.loads(text))
+    whole = repeats.with_all_micro_batches(trace, question["traced"], question["micro_batches"])
+    return memory.answer(question, [whole]).model_dump_json()
 
 
 def _import_torch(jobs: list[dict[str, Any]]) -> None:

@@ -104,7 +104,6 @@ def test_cards_of_the_command_line_are_in_the_next_command() -> None:
 
 @pytest.mark.parametrize(("words", "said"), [
     (("--gpus", "2 x 3060", "--loop", "unsloth"), "--loop=trainer"),
-    (("--gpus", "2 x 3060", "--exact"), "leave it out with --gpus"),
     (("--link", "pcie4x8", "--gpu", "3060"), "--gpus"),
     (("--gpus", "2 x 3060", "--world", "4"), "leave out --world"),
     (("--gpus", "2 x 3060", "--gpu", "4090"), "--gpu"),

@@ -86,7 +86,7 @@ def test_the_kernel_for_masks_takes_what_its_authors_wrote() -> None:
 def test_each_phase_is_that_of_the_trace(name: str, options: dict[str, Any]) -> None:
     tune, card = a_run(**options), find_gpu(CARD)
     asked = FineTuneRequest(source_of(built_config(name)), tune, card)
-    traced = answered(asked.whole(drive.trace(asked.job())), card, {}, available_bytes=None).memory.phases
+    traced = answered([asked.whole(drive.trace(asked.job()))], tune, card, None).memory.phases
     expected = {phase.phase: phase.allocated_bytes for phase in traced}
     found = phases(name, tune)
     if not tune.adapters:

@@ -1,4 +1,4 @@
-"""Fine-tuning with FSDP2: a rank's memory against transformers' own Trainer, its pieces against PyTorch's, time."""
+"""Fine-tuning on cards that share it: a rank's estimate against its trace, FSDP2's pieces against PyTorch's, time."""
 
 import json
 from pathlib import Path
@@ -16,13 +16,15 @@ from foretrain.config.finetune.read import read_finetune
 from foretrain.config.hub.source import facts_of
 from foretrain.hardware.catalogue import find, find_gpu
 from foretrain.hardware.links import find_link
-from foretrain.predict.allocator.replay import replay
 from foretrain.predict.finetune.memory import FineTuneLedger
 from foretrain.predict.speed.collectives import bus_factor
 from foretrain.predict.speed.ranks import Unit, shared_passes_s
+from foretrain.predict.trace import service
+from foretrain.predict.trace.finetune import drive
+from foretrain.predict.trace.finetune.request import FineTuneRequest, answered, requests_for
 from tests.kit.command import foretrain
+from tests.kit.finetune import source_of
 from tests.kit.finetune_traces import CARD, EVALUATED, built_config
-from tests.kit.sharded_trainer import traced
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*checkpointing. is deprecated:FutureWarning"),
@@ -31,16 +33,24 @@ pytestmark = [
 MODEL, SEGMENT = "smollm2-135m", 2 << 20
 
 
-def agrees(name: str, **options: Any) -> None:
+def agrees(name: str, *, but: str = "", **options: Any) -> None:
     """Hold each phase of a rank to what the Trainer's own run allocates there, and to what the allocator reserves."""
     common = {"dtype": "bfloat16", "batch_size": 2, "seq_len": 256, "amp": "no", "world": 2, "strategy": "fsdp"}
     tune, gpu, config = FineTune.model_validate({**common, **EVALUATED, **options}), find_gpu(CARD), built_config(name)
     facts = facts_of(config)
     assert facts is not None
     found = {p.phase: p for p in FineTuneLedger(facts, tune, gpu).memory.phases}
-    expected = {p.phase: p for p in replay(traced(config, tune, gpu)).phases}
+    (asked, *_) = requests_for(source_of(config), tune, gpu)
+    answer = answered([asked.whole(drive.trace(asked.job()))], tune, gpu, gpu.memory_bytes)
+    expected = {p.phase: p for p in answer.memory.phases}
+    assert answer.memory.verdict == "fits"
+    assert answer.memory.context == library.plan_finetune(MODEL, gpu, world=tune.world).memory.context  # and NCCL's
+    if not tune.adapters:
+        expected.pop("prepare", None)  # nothing is done in it
     assert found.keys() == expected.keys()
     for phase, real in expected.items():
+        if phase == but:
+            continue
         assert found[phase].allocated_bytes == pytest.approx(real.allocated_bytes, rel=0.003), phase
         assert found[phase].reserved_bytes == pytest.approx(real.reserved_bytes, abs=SEGMENT), phase
 
@@ -53,6 +63,10 @@ def test_a_rank_is_the_trainers_with_adapters() -> None:
     agrees("llama tied", method="lora", gradient_checkpointing=True)
 
 
+def test_a_rank_of_ddp_is_the_trainers_with_adapters() -> None:
+    agrees("llama", strategy="ddp", method="lora")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options"),
@@ -63,12 +77,41 @@ def test_a_rank_is_the_trainers_with_adapters() -> None:
         ("qwen3", {"strategy": "fsdp_no_reshard", "optim": "adamw_torch", "grad_accum": 2}),
         ("phi", {"method": "dora", "amp": "bf16"}), ("gemma3", {"amp": "fp16", "dtype": "float32"}),
         ("mixtral", {}), ("llama tied", {"loop": "trl"}), ("llama tied", {"loop": "trl", "method": "lora"}),
-        ("llama tied", {"keeps_logits": True}),
+        ("llama tied", {"keeps_logits": True}), ("llama", {"strategy": "ddp", "grad_accum": 2, "world": 3}),
+        ("llama tied", {"strategy": "ddp", "amp": "bf16", "gradient_checkpointing": True, "keeps_logits": True}),
+        ("llama", {"strategy": "ddp", "loop": "llama-factory", "method": "lora"}), ("mixtral", {"strategy": "ddp"}),
+        ("llama", {"strategy": "ddp", "loop": "trl", "method": "lora", "gradient_checkpointing": True}),
+        # DDP has old 4-bit weights while adapters are merged, which the estimate leaves out
+        ("qwen3", {"strategy": "ddp", "method": "qlora", "amp": "bf16", "but": "merge"}),
     ],
     ids=str,
 )  # fmt: skip
 def test_a_rank_takes_what_the_trainer_takes(name: str, options: dict[str, Any]) -> None:
     agrees(name, **options)
+
+
+def test_only_the_card_tells_when_the_first_bucket_goes() -> None:
+    """A trace for each answer where buckets are made again: not where DDP looks for what a step does not use."""
+    source, gpu = source_of(built_config("llama")), find_gpu(CARD)
+
+    def kept(**options: Any) -> list[bool]:
+        return [each.keeps for each in requests_for(source, FineTune.model_validate({"world": 2, **options}), gpu)]
+
+    again: dict[str, Any] = {"gradient_checkpointing": True}
+    assert kept(**again) == kept(loop="llama-factory", method="lora") == [False, True]
+    others: list[dict[str, Any]] = [
+        {},
+        {**again, "method": "lora"},
+        {**again, "strategy": "fsdp"},
+        {**again, "world": 1},
+    ]
+    assert [kept(**other) for other in others] == [[False]] * 4
+
+
+def test_deepspeeds_step_is_not_traced() -> None:
+    tune = FineTune(world=2, strategy="zero2", amp="bf16")
+    with pytest.raises(service.TraceUnavailable, match="DeepSpeed's step is not traced"):
+        service.traces([FineTuneRequest(source_of(built_config("llama")), tune, find_gpu(CARD))])
 
 
 @pytest.mark.parametrize("world", [2, 4, 8])
@@ -192,3 +235,16 @@ def test_accelerates_file_says_how_many_cards_share_the_weights(tmp_path: Path) 
     path.write_text(ACCELERATE.replace("  fsdp_version: 2\n", ""), "utf-8")  # FSDP1
     _, tune, reading = read_finetune("qwen3-0.6b", ["--method=full", "--accelerate", str(path)])
     assert (tune.world, reading.unplanned) == (1, {"fsdp_config": "unknown", "num_processes = 4": "at_least"})
+
+
+@pytest.mark.slow
+def test_command_line_traces_one_of_several_cards(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(built_config("llama tied")), "utf-8")
+    words = ("plan", str(tmp_path), "--method", "lora", "--seq-len", "64", "--gpus", "2 x 3060")
+    found, estimate = (json.loads(foretrain(*words, *more, "--json").stdout) for more in (("--exact",), ()))
+    traced, estimated = found["memory"], estimate["memory"]
+    assert (traced["source"], traced["context"]) == ("traced", estimated["context"])
+    assert found["timing"] == estimate["timing"]
+    shown = foretrain(*words, "--exact", "--explain", "--snapshot", str(tmp_path / "snapshot.pickle")).stdout
+    assert all(said in shown for said in ("2 x RTX 3060 12GB", "traced, not measured", "DDP's buckets of gradients"))
+    assert (tmp_path / "snapshot.pickle").stat().st_size

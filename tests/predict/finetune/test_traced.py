@@ -53,7 +53,11 @@ def test_trace_alone_needs_what_the_estimate_needs() -> None:
     from foretrain.config.hub.source import facts_of
 
     config = small("qwen3-0.6b", num_hidden_layers=2)
-    for options in ({"method": "lora"}, {"method": "full", "gradient_checkpointing": True, "grad_accum": 2}):
+    several = {"world": 2, "link": "pcie3x4", "method": "full"}
+    for options in (
+        {"method": "lora"}, {"method": "full", "gradient_checkpointing": True, "grad_accum": 2}, several,
+        {**several, "strategy": "fsdp", "grad_accum": 2},
+    ):  # fmt: skip
         traced = planned(config, **options)
         tune = FineTune.model_validate({"seq_len": 64, "batch_size": 2, "lora_r": 8, **options})
         known = plan(source_of(config).model_copy(update={"facts": facts_of(config)}), tune, GPU)
@@ -75,12 +79,24 @@ def test_change_of_an_unknown_model_is_traced_again() -> None:
     assert larger.timing.flops_per_step == 2 * (found.timing.flops_per_step or 0)
 
 
-@pytest.mark.parametrize(("option", "values"), [("--unsloth", {"unsloth": True}), ("--gpus", {"world": 2})])
-def test_option_that_needs_an_estimate_is_refused(option: str, values: dict[str, Any]) -> None:
+def test_option_that_needs_an_estimate_is_refused() -> None:
     with pytest.raises(UserError) as caught:
-        planned(APERTUS, method="lora", **values)
+        planned(APERTUS, method="lora", unsloth=True)
     assert caught.value.id == "usage.family_alone"
-    assert caught.value.values["option"] == option
+    assert caught.value.values["option"] == "--unsloth"
+
+
+def test_unknown_model_on_several_cards_is_traced_as_one_of_them() -> None:
+    one, ddp, fsdp = (
+        planned(APERTUS, method="full", **each) for each in ({}, {"world": 2}, {"world": 2, "strategy": "fsdp"})
+    )
+    assert fsdp.memory.worst.bytes_of("weights") == pytest.approx(one.memory.worst.bytes_of("weights") / 2, rel=0.01)
+    assert ddp.memory.worst.bytes_of("buckets") == pytest.approx(2 * one.counts.n_trained, rel=0.01)
+    assert one.timing
+    assert ddp.timing
+    assert ddp.timing.step_s.expected_s > one.timing.step_s.expected_s
+    with pytest.raises(UserError, match="DeepSpeed"):
+        planned(APERTUS, method="full", world=2, strategy="zero1")
 
 
 def test_model_with_code_of_its_own_is_refused() -> None:

@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import math
 import os
+import re
 import sys
 import tempfile
 import warnings
@@ -31,9 +32,13 @@ from transformers.utils import logging
 
 from foretrain.config.finetune.options import FineTune
 from foretrain.config.hub.facts import LIGER_FAMILIES, Liger
+from foretrain.config.sharing import Sharing
 from foretrain.hardware.catalogue import Gpu
 from foretrain.model.hub.liger import FusedLoss, cross_entropy, gated_product, rms_norm, rotary
+from foretrain.predict.abstract.passage import OUTSIDE
 from foretrain.predict.finetune.program import CONVERTED_BACK, widens
+from foretrain.predict.finetune.ranks import Weight
+from foretrain.predict.trace import ranks
 from foretrain.predict.trace.card.patches import Patches
 from foretrain.predict.trace.finetune import standins, unsloth
 from foretrain.predict.trace.finetune.standins import loaded
@@ -224,27 +229,33 @@ class Run:
     micro_batches: list[int] = field(default_factory=list)
     work: Work = field(default_factory=Work)  # of the second step
     counts: dict[str, Any] = field(default_factory=dict)
+    shared: list[Weight] = field(default_factory=list)
 
     def go(self) -> None:
         with tempfile.TemporaryDirectory(prefix="foretrain-") as folder, standins.written_to_host():
             trainer = self.trainer(folder)
             trainer.train()
-            if self.tune.adapters:
+            if self.tune.adapters and not self.tune.sharded:
                 self.tracer.enter("merge")
                 model: Any = trainer.model
                 model.merge_and_unload()
 
     def trainer(self, folder: str) -> Trainer:
         self.tracer.enter("load")
-        model: Any = loaded(self.written, self.tune, self.device)
-        if self.tune.method != "qlora":
+        sharded = self.tune.sharded  # on the host until the Trainer shards it
+        model: Any = loaded(self.written, self.tune, torch.device("cpu") if sharded else self.device)
+        if self.tune.method != "qlora" and not sharded:
             model.to(self.device)
         self.names.learn(model)
         tag_quantized(self.tracer, model)
-        self.tracer.enter("prepare")
+        if not sharded:
+            self.tracer.enter("prepare")
         found = loop_of(self.tune).trainer(self, model, folder)
         self.names.learn(found.model)
         self.counts = counts_of(found.model)
+        for name, p in found.model.named_parameters():
+            layer = re.search(r"\.(\d+)\.", name)
+            self.shared.append((int(layer[1]) if layer else OUTSIDE, tuple(p.shape), p.itemsize, p.requires_grad))
         found.remove_callback(PrinterCallback)
         self.names.before_a_root()  # whatever was imported by now
         return found
@@ -260,7 +271,8 @@ class Run:
     def samples(self) -> tuple[int, int]:
         """Return the numbers of samples to train on, one step more than is trained, and to evaluate."""
         tune = self.tune
-        return (tune.grad_accum * STEPS + 1) * tune.batch_size, tune.eval_batches * tune.eval_batch_size
+        trained = (tune.grad_accum * STEPS + 1) * tune.batch_size
+        return tune.world * trained, tune.world * tune.eval_batches * tune.eval_batch_size
 
     def batch(self, samples: list[Any]) -> dict[str, Tensor]:
         """Return token ids, a mask and what the trainer takes beside them. A padded batch's mask has zeros, whose value
@@ -302,6 +314,11 @@ def counts_of(model: Any) -> dict[str, Any]:
 class Marks(TrainerCallback):
     def __init__(self, run: Run) -> None:
         self.run = run
+
+    def on_train_begin(self, *args: Any, model: Any = None, **kwargs: Any) -> None:
+        if self.run.tune.sharded:  # its weights are others now
+            self.run.names.parameter_names.clear()
+            self.run.names.learn(model)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.run.tracer.enter("steady_step" if state.global_step else "first_step")
@@ -397,7 +414,9 @@ def arguments(
         eval_accumulation_steps=tune.eval_accumulation_steps or None, save_strategy="steps", save_steps=2,
         report_to=[], disable_tqdm=True, use_cpu=cpu, dataloader_num_workers=0, torch_compile=tune.compile,
         remove_unused_columns=False, label_names=["labels"], use_liger_kernel=liger_asked(tune),
-        **({"use_cache": True} if tune.loop == "own" else {}), **more,
+        **({"use_cache": True} if tune.loop == "own" else {}),
+        **({"fsdp": True, "fsdp_config": {"reshard_after_forward": tune.strategy == "fsdp"}} if tune.sharded else {}),
+        **({"ddp_find_unused_parameters": False} if tune.adapters and not tune.looks_for_unused else {}), **more,
     )  # fmt: skip
 
 
@@ -467,10 +486,11 @@ def quiet() -> Iterator[None]:
 
 
 def trace(job: dict[str, Any]) -> Trace:
-    """Trace a job: {"config", "tune", "gpu", "compiled"}. Raises StandInError."""
+    """Trace a job: {"config", "tune", "gpu", "compiled", "keeps"}. Raises StandInError."""
     tune, gpu = FineTune.model_validate(job["tune"]), Gpu.model_validate(job["gpu"])
-    loop = loop_of(tune)
-    with quiet(), in_one_sentence() as seen, tracing(gpu, compiled=tune.compile) as session:
+    loop, sharing = loop_of(tune), Sharing(tune.way, tune.world, tune.world)
+    place = ranks.placed(sharing, keeps=job["keeps"]) if tune.world > 1 else contextlib.nullcontext()
+    with place, quiet(), in_one_sentence() as seen, tracing(gpu, compiled=tune.compile) as session:
         there, tracer = session.there, session.tracer
         assert there is not None
         seen.append(tracer)
@@ -485,7 +505,7 @@ def trace(job: dict[str, Any]) -> Trace:
         "torch": torch.__version__, "gpu": gpu.name, "attention": sorted(there.attention.seen),
         "matmul_dtypes": dict(tracer.matmul_dtypes), "paged_bytes": tracer.paged_bytes,
         "micro_batches": run.micro_batches, "work": run.work.rows(), "counts": run.counts,
-        "notes": sorted({*there.notes, *tracer.values.notes(), *tracer.ranges}),
+        "shared": run.shared, "notes": sorted({*there.notes, *tracer.values.notes(), *tracer.ranges}),
         **session.marks.facts(),
     }  # fmt: skip
     return record
@@ -495,10 +515,16 @@ def _categorized(record: Trace, a: Allocation, written: dict[str, Any], tune: Fi
     """Return an allocation with the category of adapters and logits, and of temporaries outside of steps."""
     if a.category == "weights" and "lora_" in a.name:
         return a._replace(category="adapters")
-    loose = a.category in ("activations", "temporaries", "weight_copies")
-    if loose and record.phase_at(a.allocated_at) in ("load", "prepare", "save", "merge"):
+    if a.category not in ("activations", "temporaries", "weight_copies"):
+        return a
+    phase = record.phase_at(a.allocated_at)
+    if tune.world > 1 and len(a.shape) == 1 and a.op in ("empty", "resize_") and phase not in ("load", "merge"):
+        # FSDP2 gathers weights into flat buffers of another stream, and sends gradients in a backward pass
+        is_sent = a.category == "temporaries" and a.op == "empty" and not a.stream
+        return a._replace(category="buckets" if not tune.sharded else "exchanged" if is_sent else "gathered")
+    if phase in ("load", "prepare", "save", "merge"):
         return a._replace(category="temporaries")
     text = written.get("text_config")
     vocabulary = int((text if isinstance(text, dict) else written).get("vocab_size") or 0)
     wide = len(a.shape) > 1 and a.shape[-1] == vocabulary and math.prod(a.shape[:-1]) % tune.seq_len == 0
-    return a._replace(category="logits") if wide and loose else a
+    return a._replace(category="logits") if wide else a

@@ -3,23 +3,23 @@
 `service.traces` takes it like a `service.Request`.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import Field
 
 from foretrain.base.records import Note, Record
-from foretrain.base.units import MIB
 from foretrain.config.finetune.options import FineTune
 from foretrain.config.hub.facts import ModelSource
 from foretrain.hardware.catalogue import Gpu
-from foretrain.hardware.devices import Context
-from foretrain.predict.allocator.replay import Death, Replay, Tried, replay, smallest_limit_bytes
+from foretrain.predict.allocator.replay import Death, Tried
 from foretrain.predict.allocator.settings import Settings
-from foretrain.predict.finetune.memory import PHASES, RunMemory
-from foretrain.predict.memory import PhaseMemory, carried, judged
+from foretrain.predict.finetune.memory import PHASES
+from foretrain.predict.finetune.ranks import Weight, context_of
+from foretrain.predict.memory import RunMemory, carried
 from foretrain.predict.trace import interpreter, service
-from foretrain.predict.trace.memory import end_of, phase_of, saved_bytes
+from foretrain.predict.trace.memory import replayed
 from foretrain.predict.trace.record import Trace
 from foretrain.predict.trace.repeats import with_all_micro_batches
 
@@ -37,21 +37,25 @@ TRACED_LOOPS = ("trainer", "trl", "own")  # whose own code is traced
 ON_THE_TRAINER = (*TRACED_LOOPS, "axolotl", "llama-factory")
 # Options without effect on memory, or that `whole` restores.
 TIMES = ("dataset_tokens", "epochs", "max_steps")
+LINKS = ("per_node", "link", "network")
 EVALUATION = ("eval_batch_size", "eval_batches", "eval_accumulation_steps", "keeps_logits")
 
 
 @dataclass(frozen=True)
 class FineTuneRequest:
+    """A run to trace; of several cards one rank. `keeps`: as of service.Request."""
+
     source: ModelSource
     tune: FineTune
     gpu: Gpu
+    keeps: bool = False
 
     def normal_tune(self) -> FineTune:
         """Return the options with every one that does not change a trace at its default, so that more traces are
         shared.
         """
         tune, default = self.tune, FineTune()
-        change: dict[str, Any] = {name: getattr(default, name) for name in TIMES}
+        change: dict[str, Any] = {name: getattr(default, name) for name in (*TIMES, *LINKS)}
         if not tune.evaluate:
             change |= {name: getattr(default, name) for name in EVALUATION}
         elif not tune.keeps_logits:
@@ -60,7 +64,8 @@ class FineTuneRequest:
             change |= {name: getattr(default, name) for name in FineTune.model_fields if name.startswith("lora_")}
         if tune.method != "qlora":
             change["double_quant"] = default.double_quant
-        if (tune.loop not in ("trl", "own") and tune.method != "qlora") or tune.unsloth:
+        own = tune.loop in ("trl", "own") or tune.method == "qlora" or tune.world > 1
+        if not own or tune.unsloth:
             change["loop"] = default.loop
         return tune.model_copy(
             update={
@@ -76,7 +81,7 @@ class FineTuneRequest:
         return {
             "by": "foretrain.predict.trace.finetune.drive", "config": self.source.config, "compiled": self.tune.compile,
             "tune": tune.model_dump(mode="json", exclude={name for name, decides in told.items() if not decides}),
-            "gpu": service.shaping_facts(self.gpu),
+            "gpu": service.shaping_facts(self.gpu), "keeps": self.keeps,
         }  # fmt: skip
 
     def key(self) -> str:
@@ -91,26 +96,32 @@ class FineTuneRequest:
             return f"tracing this run needs {names} (pip install {get})"
         if int(there["transformers"].split(".")[0]) < OLDEST_TRANSFORMERS:
             return f"tracing needs transformers {OLDEST_TRANSFORMERS} or newer; this is {there['transformers']}"
-        return self._refused()
+        return self._refused() or (service.why_not_sharded() if self.tune.sharded else "")
 
     def _refused(self) -> str:
         tune, source = self.tune, self.source
-        if source.code or "auto_map" in source.config:
-            return f"the config of {source.name} names Python code of its own, which is never run"
-        if tune.loop not in ON_THE_TRAINER and not tune.unsloth:
-            return f"the loop of {tune.loop} has kernels or a step of its own, which are not traced"
-        if tune.cut_cross_entropy:
-            return "the kernels of cut cross-entropy are not traced; the estimate counts its tiles"
-        if tune.optim == "muon":
-            return "TrainingArguments has no optimizer named muon"
-        if tune.attn == "flash_attention_2":
-            return "the flash-attn package has no fake kernels, so it is not traced; sdpa takes the same kernel"
-        return ""
+        code, flash = source.code or "auto_map" in source.config, tune.attn == "flash_attention_2"
+        other = tune.loop not in ON_THE_TRAINER and not tune.unsloth
+        refused = {
+            f"the config of {source.name} names Python code of its own, which is never run": code,
+            f"the loop of {tune.loop} has kernels or a step of its own, which are not traced": other,
+            "DeepSpeed's step is not traced; the estimate of ZeRO is a range": tune.zero_stage,
+            "the kernels of cut cross-entropy are not traced; the estimate counts its tiles": tune.cut_cross_entropy,
+            "TrainingArguments has no optimizer named muon": tune.optim == "muon",
+            "the flash-attn package has no fake kernels, so it is not traced; sdpa takes the same kernel": flash,
+        }
+        return next((reason for reason, is_so in refused.items() if is_so), "")
 
     def whole(self, trace: Trace) -> Trace:
         return with_all_micro_batches(
             trace, MICRO_BATCHES, self.tune.grad_accum, starts=trace.facts.get("micro_batches", ())
         )  # fmt: skip
+
+
+def requests_for(source: ModelSource, tune: FineTune, gpu: Gpu) -> list[FineTuneRequest]:
+    """Return one request, or two where only the card can tell when NCCL releases a bucket of DDP's."""
+    remade = tune.world > 1 and not tune.sharded and not tune.looks_for_unused
+    return [FineTuneRequest(source, tune, gpu, keeps) for keeps in ((False, True) if remade else (False,))]
 
 
 MOMENTS = {"load": "build", "prepare": "build", "save": "save", "merge": "merge"}  # of phases that run no model
@@ -121,57 +132,28 @@ WorkRow = tuple[str, str, tuple[int, ...], str, int, int, int, int]
 
 
 class FineTuneTrace(Record):
-    """The traced memory of a fine-tuning run. `death`: where it runs out of memory under what the card leaves.
-
-    `attention`: the kernels that it took. `versions`: of the packages whose code was traced.
-    """
+    """The traced memory of a fine-tuning run. `death`: where it runs out of memory under what the card leaves."""
 
     memory: RunMemory
-    # The least that the allocator may reserve without running out of memory, to a thousandth; without the context.
-    smallest_limit_bytes: int
-    smallest_limit_expandable_bytes: int  # the same with expandable_segments:True
     death: Death | None
-    attention: tuple[str, ...]
-    versions: dict[str, str]
     counts: dict[str, Any] = Field(default_factory=dict)  # of FineTuneCounts
     work: tuple[WorkRow, ...] = ()  # of the second step
+    shared: tuple[Weight, ...] = ()
     notes: tuple[Note, ...] = ()
 
 
 def answered(
-    trace: Trace, gpu: Gpu, versions: dict[str, str], *, available_bytes: int | None, settings: Settings | None = None
+    traces: Sequence[Trace], tune: FineTune, gpu: Gpu, available_bytes: int | None, settings: Settings | None = None
 ) -> FineTuneTrace:
-    """Answer from a trace. `available_bytes`: for the process, context included; None: unknown."""
-    context, run = Context.of(gpu), replay(trace, settings)
-    peaks = {peak.phase for peak in run.phases}
-    phases = tuple(_phase(trace, run, name, context) for name in PHASES if name in peaks)
-    death = None
-    if available_bytes is not None:
-        limits = available_bytes - context.low_bytes, available_bytes - context.expected_bytes
-        tried = Tried(trace, settings, physical=True)
-        dies = end_of(tried, limits[0], run)
-        death = dies or end_of(tried, limits[1], run)
-        phases = judged(phases, available_bytes, death.phase if death else None, dies is not None, limits)
-        phases = carried(phases)
-    expandable = replace(settings or Settings(), expandable_segments=True)
-    step = max(MIB, run.peak_reserved_bytes // 1000)
-    memory = RunMemory(
-        phases=tuple(phases), saved_bytes=saved_bytes(trace), source="traced", context=context,
-        paged_bytes=trace.facts["paged_bytes"],
-    )  # fmt: skip
-    return FineTuneTrace(
-        memory=memory, death=death,
-        smallest_limit_bytes=smallest_limit_bytes(trace, settings, physical=True, step_bytes=step, free=run),
-        smallest_limit_expandable_bytes=smallest_limit_bytes(trace, expandable, physical=True, step_bytes=step),
-        attention=tuple(trace.facts["attention"]), versions=versions, counts=trace.facts.get("counts", {}),
-        work=trace.facts.get("work", ()),
-        notes=_notes(trace),
-    )  # fmt: skip
-
-
-def _phase(trace: Trace, run: Replay, name: str, context: Context) -> PhaseMemory:
-    found = phase_of(trace, [run], name, context, {})
-    return found.model_copy(update={"moment": MOMENTS.get(name, found.moment)})
+    """Answer from the traces of `requests_for`. `available_bytes`: for the process, context included; None: unknown."""
+    beside, facts = RunMemory(phases=(), context=context_of(tune, gpu)), traces[0].facts
+    tried = [Tried(trace, settings, physical=True) for trace in traces]
+    memory, death, _ = replayed(traces, beside, tried, available_bytes, PHASES)
+    phases = tuple(p.model_copy(update={"moment": MOMENTS.get(p.phase, p.moment)}) for p in memory.phases)
+    phases = phases if available_bytes is None else carried(phases)
+    memory = memory.model_copy(update={"phases": phases, "paged_bytes": facts["paged_bytes"]})
+    shown = {name: facts[name] for name in ("counts", "work", "shared") if name in facts}
+    return FineTuneTrace(memory=memory, death=death, **shown, notes=_notes(traces[0]))
 
 
 def _notes(trace: Trace) -> tuple[Note, ...]:

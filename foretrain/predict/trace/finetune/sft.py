@@ -50,34 +50,22 @@ class MarkingTrl(Marking):
         return dataset
 
 
-class MarkedSft(MarkingTrl, SFTTrainer):
-    pass
-
-
-class MarkedReward(MarkingTrl, RewardTrainer):
-    pass
-
-
-class MarkedDpo(MarkingTrl, DPOTrainer):
-    pass
-
-
-class MarkedKto(MarkingTrl, KTOTrainer):
-    pass
-
-
 class _Kind(NamedTuple):
     trainer: Any
     config: Any
     columns: tuple[str, ...]
 
 
+def _marked(kind: type[Trainer]) -> Any:
+    return type(f"Marked{kind.__name__}", (MarkingTrl, kind), {})
+
+
 KINDS = {
-    "reward": _Kind(MarkedReward, RewardConfig, ("chosen_ids", "rejected_ids")),
-    "dpo": _Kind(MarkedDpo, DPOConfig, ("prompt_ids", "chosen_ids", "rejected_ids")),
-    "kto": _Kind(MarkedKto, KTOConfig, ("prompt_ids", "completion_ids", "KL_completion_ids", "label")),
+    "reward": _Kind(_marked(RewardTrainer), RewardConfig, ("chosen_ids", "rejected_ids")),
+    "dpo": _Kind(_marked(DPOTrainer), DPOConfig, ("prompt_ids", "chosen_ids", "rejected_ids")),
+    "kto": _Kind(_marked(KTOTrainer), KTOConfig, ("prompt_ids", "completion_ids", "KL_completion_ids", "label")),
 }
-SFT = _Kind(MarkedSft, SFTConfig, ("input_ids",))
+SFT = _Kind(_marked(SFTTrainer), SFTConfig, ("input_ids",))
 
 
 class _Kernel:

@@ -90,18 +90,13 @@ def loaded(written: dict[str, Any], tune: FineTune, device: torch.device) -> Pre
     shapes = _checkpoint_tensors(kind, config, dtype)
     quantized: dict[str, Any] = {}
     if tune.method == "qlora":
-        quantized = {"quantization_config": in_4_bits(tune, dtype), "device_map": {"": device}}
+        four_bits = BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=tune.double_quant,
+            bnb_4bit_compute_dtype=compute_dtype(dtype, tune),
+        )  # fmt: skip
+        quantized = {"quantization_config": four_bits, "device_map": {"": device}}
     return kind.from_pretrained(
         None, config=config, state_dict=shapes, dtype=dtype, attn_implementation=attention, **quantized
-    )
-
-
-def in_4_bits(tune: FineTune, dtype: torch.dtype) -> BitsAndBytesConfig:
-    return BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=tune.double_quant,
-        bnb_4bit_compute_dtype=compute_dtype(dtype, tune),
     )
 
 

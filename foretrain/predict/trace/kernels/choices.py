@@ -50,9 +50,7 @@ class Choices:
         self.upper, self.ranges = upper, ranges
         self._known: dict[int, tuple[weakref.ref[Any], Chosen]] = {}
         self._answers: dict[int, tuple[weakref.ref[Any], int]] = {}  # of tensors of one element
-        self._first: dict[
-            int, tuple[weakref.ref[Any], int]
-        ] = {}  # masks that are true for so many parts, the first ones
+        self._first: dict[int, tuple[weakref.ref[Any], int]] = {}  # masks that are true for the first so many parts
         self._numbered = weakref.WeakSet[Any]()  # rows that are 0, 1, 2, … as the first elements of a mask were true
 
     def after(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:

@@ -18,15 +18,7 @@ from foretrain.predict.trace.card.torch_cuda import Card
 from foretrain.predict.trace.kernels import workspaces
 from foretrain.predict.trace.kernels.reductions import REDUCTIONS, reduction_buffers
 from foretrain.predict.trace.kernels.work import MATMULS
-from foretrain.predict.trace.tracer import (
-    EIGHT_BIT_MATMULS,
-    InKernel,
-    Result,
-    Step,
-    Tracer,
-    Workspace,
-    is_dense,
-)
+from foretrain.predict.trace.tracer import EIGHT_BIT_MATMULS, InKernel, Result, Step, Tracer, Workspace, is_dense
 
 Rule = Callable[[Card, tuple[Any, ...]], list[Step]]
 

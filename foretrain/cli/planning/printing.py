@@ -15,7 +15,6 @@ from foretrain.advice.asked import Asked
 from foretrain.advice.cards import choose, compared
 from foretrain.advice.finetune import advices
 from foretrain.advice.first_answer import first_answer
-from foretrain.app.finetune import searched
 from foretrain.app.limits import Limits, best_of
 from foretrain.app.ranks.job_files import JOB_KINDS, write_job
 from foretrain.base.errors import UserError
@@ -37,16 +36,17 @@ from foretrain.predict.within import Within, within
 from foretrain.reports import text
 from foretrain.reports.document import Document, Message, Screen, Section, Table
 from foretrain.reports.views import first as first_view
-from foretrain.reports.views import limits as limits_view
 from foretrain.reports.views.shared import check_error
 
 if TYPE_CHECKING:
     from foretrain.advice.best import Best
     from foretrain.advice.cards import FineTuneCards
     from foretrain.advice.record import Advice
+    from foretrain.app import finetune as tuning
     from foretrain.predict.smallest import SmallestCard
     from foretrain.reports.views import cards as cards_view
     from foretrain.reports.views import generation as generation_view
+    from foretrain.reports.views import limits as limits_view
     from foretrain.reports.views import line as line_view
     from foretrain.reports.views import plan as plan_view
     from foretrain.reports.views.cluster import screen as ranks_view
@@ -55,16 +55,15 @@ if TYPE_CHECKING:
     from foretrain.reports.views.finetune import screen as finetune_view
     from foretrain.reports.views.finetune import whole as whole_view
 else:  # each answer waits for its own view alone
-    cards_view, generation_view, line_view, plan_view = (
-        Later(f"foretrain.reports.views.{name}") for name in ("cards", "generation", "line", "plan")
+    cards_view, generation_view, limits_view, line_view, plan_view = (
+        Later(f"foretrain.reports.views.{name}") for name in ("cards", "generation", "limits", "line", "plan")
     )
+    tuning = Later("foretrain.app.finetune")
     ranks_view, ranks_whole = (Later(f"foretrain.reports.views.cluster.{name}") for name in ("screen", "whole"))
     tuned_view, finetune_view, whole_view = (
         Later(f"foretrain.reports.views.finetune.{name}") for name in ("limits", "screen", "whole")
     )
 
-WITHIN_SCHEMA, BEST_SCHEMA = "foretrain.plan/1#within", "foretrain.plan/1#best"
-LARGEST_SCHEMA, SMALLEST_SCHEMA = "foretrain.plan/1#largest", "foretrain.plan/1#smallest-card"
 PLANS_SCHEMA = "foretrain.plan/1#plans"
 
 
@@ -102,7 +101,7 @@ def largest(plan: AnyPlan, found: Largest, form: Form) -> None:
     """Print the largest value of an option that fits."""
     made = line_view.largest(plan, found)
     if form.as_json:
-        print_json(found.to_json(schema=LARGEST_SCHEMA))
+        print_json(found.to_json(schema="foretrain.plan/1#largest"))
     elif isinstance(made, Message):
         line(made)
     else:
@@ -111,7 +110,7 @@ def largest(plan: AnyPlan, found: Largest, form: Form) -> None:
 
 def smallest(plan: AnyPlan, found: "SmallestCard", form: Form) -> None:
     if form.as_json:
-        print_json(found.to_json(schema=SMALLEST_SCHEMA))
+        print_json(found.to_json(schema="foretrain.plan/1#smallest-card"))
     else:
         line(line_view.smallest(plan, found))
 
@@ -166,7 +165,7 @@ def _changes(plan: FineTunePlan | InferencePlan) -> "tuple[Advice, ...]":
     view = finetune_view.verdict_of(plan) if isinstance(plan, FineTunePlan) else generation_view.verdict(plan)
     verdict, found = view.message.text(), ()
     with working(verdict) as tell:
-        for number, each in enumerate(searched(plan), 1):
+        for number, each in enumerate(tuning.searched(plan), 1):
             found = each
             tell(f"{verdict} {say('working.searching')} ({number})")
     return found
@@ -198,7 +197,8 @@ def print_within(plan: AnyPlan, found: Within, form: Form, largest: Largest | No
     """Print the answer of --within and --tokens. `largest`: with the largest value of an option, as --largest found."""
     then = found.plan
     if form.as_json:
-        print_json({**found.to_json(schema=WITHIN_SCHEMA), **({"largest": largest.to_json()} if largest else {})})
+        beside = {"largest": largest.to_json()} if largest else {}
+        print_json({**found.to_json(schema="foretrain.plan/1#within"), **beside})
     elif form.oneline:
         line(line_view.line(then, found.steps))
     elif isinstance(then, ClusterPlan):
@@ -212,7 +212,7 @@ def print_within(plan: AnyPlan, found: Within, form: Form, largest: Largest | No
 
 def print_best(plan: Plan, found: "Best", form: Form) -> None:
     if form.as_json:
-        print_json(found.to_json(schema=BEST_SCHEMA))
+        print_json(found.to_json(schema="foretrain.plan/1#best"))
         return
     if form.full:
         document(limits_view.best(plan, found))

@@ -19,7 +19,6 @@ from foretrain.predict.spec import StepName
 from foretrain.predict.within import Within
 from foretrain.reports.document import Cell, Message, Paragraph, Quantity, Row, Screen, Table
 from foretrain.reports.views.advice import short
-from foretrain.reports.views.limits import warmup
 from foretrain.reports.views.shared import (
     TONES,
     best_cards,
@@ -29,6 +28,7 @@ from foretrain.reports.views.shared import (
     room,
     verdict_id,
     verdict_word,
+    warmup,
     why_not,
     within_answer,
 )

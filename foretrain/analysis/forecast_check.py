@@ -14,10 +14,11 @@ from foretrain.base.files import read_text
 from foretrain.base.records import Note, Record
 from foretrain.config.options import StrategyName
 from foretrain.config.shape import ModelShape
+from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.plan import Plan, plan
 from foretrain.predict.ranks import of_run as with_ranks
 from foretrain.runs.folder import RunDirectory
-from foretrain.runs.record import MachineLoad, RankFigures, TrainedRun
+from foretrain.runs.record import PLAN, MachineLoad, RankFigures, TrainedRun
 from foretrain.training.place import LEAST_S, slow
 
 SCHEMA = "foretrain.compare/1#forecast"
@@ -27,7 +28,7 @@ def plan_of(run: Path, record: TrainedRun) -> Plan:
     """Read the plan beside a run's record, or make one where there is none for this number of ranks. Raises UserError
     'data.bad_plan' for a damaged one.
     """
-    path = run / "plan.json"
+    path = run / PLAN
     if path.is_file():
         try:
             made = Plan.from_json(read_text(path))
@@ -36,6 +37,16 @@ def plan_of(run: Path, record: TrainedRun) -> Plan:
         if made.world == record.world:
             return made
     return plan_now(record)
+
+
+def forecast_in(path: Path) -> FineTunePlan | None:
+    file = path / PLAN
+    if not file.is_file():
+        return None
+    try:
+        return FineTunePlan.from_json(read_text(file))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise UserError("data.bad_run", path=str(file), reason=str(error).splitlines()[0]) from None
 
 
 def plan_now(record: TrainedRun) -> Plan:

@@ -15,9 +15,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
-from foretrain.analysis.forecast_check import highest, plan_of
+from foretrain.analysis.forecast_check import forecast_in, highest, plan_of
 from foretrain.analysis.measured_step import with_measured_step
-from foretrain.analysis.run import forecast_in
 from foretrain.base.errors import UserError
 from foretrain.base.process_memory import sample_tree
 from foretrain.base.records import Record

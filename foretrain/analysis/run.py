@@ -4,24 +4,22 @@ For a run that foretrain trained, or a Trainer's with ForetrainCallback.
 """
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from foretrain.advice.finetune import changes
 from foretrain.advice.record import Advice
 from foretrain.advice.remedies import Remedy, remedies
-from foretrain.analysis.forecast_check import RanksExplained, Row, ranks_of
+from foretrain.analysis.forecast_check import RanksExplained, Row, forecast_in, ranks_of
 from foretrain.analysis.measured_step import measured, step_lines
 from foretrain.analysis.run_pace import RunLimit, RunPace, calibration_here, limit_of_run, logged_steps, pace_of
 from foretrain.base.errors import UserError
-from foretrain.base.files import read_text
 from foretrain.base.records import Note, Record
 from foretrain.predict.finetune.plan import FineTunePlan, replanned
 from foretrain.predict.plan import Plan
 from foretrain.predict.timing import Timing
 from foretrain.runs.folder import RunDirectory
-from foretrain.runs.record import PLAN, MachineLoad, MeasuredPhase, RunRecord, Status, TrainedRun, TrainerRun
+from foretrain.runs.record import MachineLoad, MeasuredPhase, RunRecord, Status, TrainedRun, TrainerRun
 from foretrain.runs.scores import Scores
 
 SCHEMA = "foretrain.explain/1"
@@ -361,16 +359,6 @@ def explain_directory(directory: RunDirectory) -> TrainerRunExplanation:
     record = directory.record_of(TrainerRun)
     metrics, events = directory.read_lines("metrics", whole=False), directory.read_lines("events")
     return explain_trainer_run(record, forecast_in(directory.path), metrics, events)
-
-
-def forecast_in(path: Path) -> FineTunePlan | None:
-    file = path / PLAN
-    if not file.is_file():
-        return None
-    try:
-        return FineTunePlan.from_json(read_text(file))
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise UserError("data.bad_run", path=str(file), reason=str(error).splitlines()[0]) from None
 
 
 def explain_trainer_run(

@@ -12,7 +12,7 @@ from foretrain.base.messages import format_value, has, isolated, printable, say
 from foretrain.reports import making
 from foretrain.reports.document import Message
 from foretrain.reports.html import block_json, document_json
-from foretrain.reports.views import run as run_view
+from foretrain.reports.views import runs as runs_view
 from foretrain.runs.folder import find_runs
 from foretrain.runs.record import RunRecord, TrainedRun, source_of
 from foretrain.web import observe
@@ -95,8 +95,8 @@ def _state(run: ObservedRun, record: RunRecord) -> dict[str, Any]:
     steps = max(record.steps_done, last["step"] + trained) if last else record.steps_done
     of = record.steps_asked or steps
     return {
-        "status": record.status, "status_text": run_view.status_text(run, record).text(),
-        "tone": run_view.STATUS_TONES.get(record.status, "plain"), "steps": steps,
+        "status": record.status, "status_text": runs_view.status_text(run, record).text(),
+        "tone": runs_view.STATUS_TONES.get(record.status, "plain"), "steps": steps,
         "of": of, "steps_text": isolated(f"{steps:,} / {of:,}"), "progress": observe.progress(steps, of),
         "speed": say("value.throughput", tokens_per_s=record.tokens_per_s) if record.tokens_per_s else "",
         "mfu": format_value(record.mfu, "percent") if trained and record.mfu else "",

@@ -19,7 +19,8 @@ import torch
 
 import foretrain as library
 from foretrain import compare, explain, report
-from foretrain.analysis.run import TrainerRunExplanation, forecast_in
+from foretrain.analysis.forecast_check import forecast_in
+from foretrain.analysis.run import TrainerRunExplanation
 from foretrain.app import trainer_forecast, trainer_session
 from foretrain.app.finetune import plan_question
 from foretrain.app.finetuning.question import question

@@ -18,8 +18,8 @@ from foretrain.base.errors import ExitCode, UserError
 from foretrain.config.finetune.formats import FORMATS
 from foretrain.config.finetune.formats import format as known_keys_file
 from foretrain.config.finetune.formats.format import known_keys
-from foretrain.config.finetune.options import OPTION_OF, FineTune
-from foretrain.config.finetune.read import PEFT_TARGETS, format_of, is_finetune_file, read_file, read_finetune
+from foretrain.config.finetune.options import OPTION_OF, PEFT_TARGETS, FineTune
+from foretrain.config.finetune.read import format_of, is_finetune_file, read_file, read_finetune
 from foretrain.config.finetune.table import FileSettings, Table
 from foretrain.config.finetune.words import parse_words
 from foretrain.config.finetune.yaml_file import MAX_BYTES

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from foretrain.advice.rules.base import rule_of_options as rule
-from foretrain.config.finetune.read import PEFT_TARGETS
+from foretrain.config.finetune.options import PEFT_TARGETS
 from foretrain.predict.finetune.plan import EXPERTS, FineTunePlan
 from foretrain.predict.finetune.program import has_flash_2
 from foretrain.predict.finetune.targets import adapted_roles

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 else:  # a plan without traces does not wait for what they add
     exact, line = Later("foretrain.app.exact"), Later("foretrain.reports.views.line")
 
-EXPLAIN_SCHEMA = "foretrain.plan/1#explanation"
-
 
 @dataclass(frozen=True)
 class Depth:
@@ -115,7 +113,7 @@ def explain_command(request: Any, plan: Any, depth: Depth, *, as_json: bool) -> 
     with progress(depth.quiet) as listen:
         explanation = request.explained(plan, listen, depth.look)
     if as_json:
-        print_json(explanation.to_json(schema=EXPLAIN_SCHEMA))
+        print_json(explanation.to_json(schema="foretrain.plan/1#explanation"))
     else:
         text.render(line.explanation(plan, explanation), OUT)
 

@@ -15,7 +15,6 @@ from foretrain.advice.asked import Asked
 from foretrain.advice.cards import compared
 from foretrain.advice.finetune import advices
 from foretrain.advice.first_answer import first_answer
-from foretrain.app.finetune import searched
 from foretrain.app.limits import Limits, best_of
 from foretrain.app.ranks.job_files import JOB_KINDS, write_job
 from foretrain.base.errors import UserError
@@ -37,32 +36,33 @@ from foretrain.predict.within import Within, within
 from foretrain.reports import text
 from foretrain.reports.document import Document, Message, Screen, Section, Table
 from foretrain.reports.views import first as first_view
-from foretrain.reports.views import limits as limits_view
 from foretrain.reports.views.lead import lead_of
 from foretrain.reports.views.shared import check_error
 
 if TYPE_CHECKING:
     from foretrain.advice.best import Best
     from foretrain.advice.record import Advice
+    from foretrain.app import finetune as tuning
     from foretrain.predict.smallest import SmallestCard
     from foretrain.reports.views import cards as cards_view
     from foretrain.reports.views import cluster as cluster_view
     from foretrain.reports.views import generation as generation_view
+    from foretrain.reports.views import limits as limits_view
     from foretrain.reports.views import line as line_view
     from foretrain.reports.views import plan as plan_view
     from foretrain.reports.views.finetune import limits as tuned_view
     from foretrain.reports.views.finetune import screen as finetune_view
     from foretrain.reports.views.finetune import whole as whole_view
 else:  # each answer waits for its own view alone
-    cards_view, cluster_view, generation_view, line_view, plan_view = (
-        Later(f"foretrain.reports.views.{name}") for name in ("cards", "cluster", "generation", "line", "plan")
+    cards_view, cluster_view, generation_view, limits_view, line_view, plan_view = (
+        Later(f"foretrain.reports.views.{name}")
+        for name in ("cards", "cluster", "generation", "limits", "line", "plan")
     )
+    tuning = Later("foretrain.app.finetune")
     tuned_view, finetune_view, whole_view = (
         Later(f"foretrain.reports.views.finetune.{name}") for name in ("limits", "screen", "whole")
     )
 
-WITHIN_SCHEMA, BEST_SCHEMA = "foretrain.plan/1#within", "foretrain.plan/1#best"
-LARGEST_SCHEMA, SMALLEST_SCHEMA = "foretrain.plan/1#largest", "foretrain.plan/1#smallest-card"
 PLANS_SCHEMA = "foretrain.plan/1#plans"
 
 
@@ -100,7 +100,7 @@ def largest(plan: AnyPlan, found: Largest, form: Form) -> None:
     """Print the largest value of an option that fits."""
     made = line_view.largest(plan, found)
     if form.as_json:
-        print_json(found.to_json(schema=LARGEST_SCHEMA))
+        print_json(found.to_json(schema="foretrain.plan/1#largest"))
     elif isinstance(made, Message):
         line(made)
     else:
@@ -109,7 +109,7 @@ def largest(plan: AnyPlan, found: Largest, form: Form) -> None:
 
 def smallest(plan: AnyPlan, found: "SmallestCard", form: Form) -> None:
     if form.as_json:
-        print_json(found.to_json(schema=SMALLEST_SCHEMA))
+        print_json(found.to_json(schema="foretrain.plan/1#smallest-card"))
     else:
         line(line_view.smallest(plan, found))
 
@@ -162,7 +162,7 @@ def _changes(plan: FineTunePlan | InferencePlan) -> "tuple[Advice, ...]":
     """What to change. The verdict stands on stderr while it is looked for."""
     verdict, found = lead_of(plan)[0].message.text(), ()
     with working(verdict) as tell:
-        for number, each in enumerate(searched(plan), 1):
+        for number, each in enumerate(tuning.searched(plan), 1):
             found = each
             tell(f"{verdict} {say('working.searching')} ({number})")
     return found
@@ -172,7 +172,8 @@ def print_within(plan: AnyPlan, found: Within, form: Form, largest: Largest | No
     """Print the answer of --within and --tokens. `largest`: with the largest value of an option, as --largest found."""
     then = found.plan
     if form.as_json:
-        print_json({**found.to_json(schema=WITHIN_SCHEMA), **({"largest": largest.to_json()} if largest else {})})
+        beside = {"largest": largest.to_json()} if largest else {}
+        print_json({**found.to_json(schema="foretrain.plan/1#within"), **beside})
     elif form.oneline:
         line(line_view.line(then, found.steps))
     elif isinstance(then, ClusterPlan):
@@ -186,7 +187,7 @@ def print_within(plan: AnyPlan, found: Within, form: Form, largest: Largest | No
 
 def print_best(plan: Plan, found: "Best", form: Form) -> None:
     if form.as_json:
-        print_json(found.to_json(schema=BEST_SCHEMA))
+        print_json(found.to_json(schema="foretrain.plan/1#best"))
         return
     if form.full:
         document(limits_view.best(plan, found))

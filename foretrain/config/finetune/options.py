@@ -49,6 +49,14 @@ Optim = Literal[
 Strategy = Literal["ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp_no_reshard", "hsdp"]
 Attn = Literal["sdpa", "eager", "flash_attention_2"]
 Loop = Literal["trainer", "trl", "axolotl", "llama-factory", "unsloth", "torchtune", "own"]
+# The modules that peft gives an adapter where nobody names them, for families whose facts are known
+# (peft 0.21, utils/constants.py, TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING).
+PEFT_TARGETS = {
+    "gpt2": "c_attn", "gpt_bigcode": "c_attn", "gpt_neox": "query_key_value", "falcon": "query_key_value",
+    "phi": "q_proj,v_proj,fc1,fc2", "llama": "q_proj,v_proj", "mistral": "q_proj,v_proj", "mixtral": "q_proj,v_proj",
+    "stablelm": "q_proj,v_proj", "gemma": "q_proj,v_proj", "gemma2": "q_proj,v_proj", "gemma3_text": "q_proj,v_proj",
+    "qwen2": "q_proj,v_proj", "qwen3": "q_proj,v_proj",
+}  # fmt: skip
 # What the figures of a step of SFT are of another training's. Training on preferences, by reinforcement or from a
 # teacher runs the same blocks, and more beside them. A classifier's head has no logits of the vocabulary, so its step
 # is below, and that of transformers' sequences is planned; a reward model takes two such sequences of each sample, so

@@ -17,7 +17,7 @@ from foretrain.base.records import Note, Record
 from foretrain.config.finetune.formats import FORMATS, foreign
 from foretrain.config.finetune.formats.script import table_of_script, without_unread
 from foretrain.config.finetune.live import put_adapter
-from foretrain.config.finetune.options import OPTION_OF, WRAPPED, Bound, FineTune, asked
+from foretrain.config.finetune.options import OPTION_OF, PEFT_TARGETS, WRAPPED, Bound, FineTune, asked
 from foretrain.config.finetune.table import FileSettings, Table
 from foretrain.config.finetune.together import idle_note, whole
 from foretrain.config.finetune.words import COSTS, parse_words
@@ -36,14 +36,6 @@ from foretrain.config.hub.source import (
 TELLING = 2  # keys that no other trainer has
 SCRIPTS = (".py", ".ipynb")
 _SUFFIXES = (".yaml", ".yml", ".json", *SCRIPTS)
-# The modules that peft gives an adapter where nobody names them, for families whose facts are known
-# (peft 0.21, utils/constants.py, TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING).
-PEFT_TARGETS = {
-    "gpt2": "c_attn", "gpt_bigcode": "c_attn", "gpt_neox": "query_key_value", "falcon": "query_key_value",
-    "phi": "q_proj,v_proj,fc1,fc2", "llama": "q_proj,v_proj", "mistral": "q_proj,v_proj", "mixtral": "q_proj,v_proj",
-    "stablelm": "q_proj,v_proj", "gemma": "q_proj,v_proj", "gemma2": "q_proj,v_proj", "gemma3_text": "q_proj,v_proj",
-    "qwen2": "q_proj,v_proj", "qwen3": "q_proj,v_proj",
-}  # fmt: skip
 
 
 class FineTuneReading(Record):

@@ -16,11 +16,11 @@ from foretrain.predict.within import Within
 from foretrain.reports.document import Message, Paragraph, Quantity, Row, Screen
 from foretrain.reports.views.advice import change_text, short
 from foretrain.reports.views.lead import assumed_rows, lead_of, more_rows, title
-from foretrain.reports.views.limits import warmup
 from foretrain.reports.views.shared import (
     cost_of,
     grouped,
     room,
+    warmup,
     within_answer,
 )
 

@@ -9,7 +9,7 @@ from foretrain.predict.scaling import PRACTICE, SMALLEST_FITTED, SMALLEST_VOCABU
 from foretrain.predict.within import Within
 from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
 from foretrain.reports.views.plan import spending_rows
-from foretrain.reports.views.shared import TONES, assumed, uncalibrated
+from foretrain.reports.views.shared import TONES, assumed, uncalibrated, warmup
 
 
 def within(plan: Plan, answer: Within) -> Document:
@@ -46,14 +46,6 @@ def within(plan: Plan, answer: Within) -> Document:
     source = Message("within.source_logged" if _logged(plan) else "plan.source")
     subtitle = Message("within.subtitle", {**values, "source": source})
     return Document(Message("within.title", {"name": plan.name}), subtitle, sections)
-
-
-def warmup(asked: RunConfig, fitting: RunConfig) -> Message:
-    values = {
-        "warmup": fitting.warmup_iters, "steps": fitting.max_iters, "share": fitting.warmup_iters / fitting.max_iters,
-        "asked": asked.warmup_iters, "asked_steps": asked.max_iters,
-    }  # fmt: skip
-    return Message("within.warmup", values)
 
 
 def _logged(plan: Plan) -> bool:

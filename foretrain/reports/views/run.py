@@ -24,30 +24,11 @@ from foretrain.reports.views import outlook as outlook_view
 from foretrain.reports.views import plan, run_explain
 from foretrain.reports.views import ranks as ranks_view
 from foretrain.reports.views.memory import phase_bars
-from foretrain.runs.folder import RunDirectory
-from foretrain.runs.record import RunRecord, TrainedRun, WatchedRun
+from foretrain.reports.views.runs import STATUS_TONES
+from foretrain.runs.record import TrainedRun
 
-STATUS_TONES = {
-    "finished": "good",
-    "interrupted": "warn",
-    "killed": "warn",
-    "stopped": "warn",
-    "diverged": "bad",
-    "failed": "bad",
-}
 LEAST_MONEY = 0.005  # less is not worth a figure
 Evaluations = tuple[tuple[int, float, float, float | None], ...]
-_UNSAVED = {"interrupted": "status.interrupted_unsaved", "killed": "status.killed_unsaved"}
-
-
-def status_text(directory: RunDirectory, record: RunRecord) -> Message:
-    """How a run ended; one that saved nothing is not said to be resumable."""
-    if isinstance(record, WatchedRun):
-        return Message(f"watch_status.{record.status}", {"code": record.exit_code})
-    if record.source == "trainer":
-        return Message(f"callback.status.{record.status}")
-    unsaved = None if directory.has_checkpoint else _UNSAVED.get(record.status)
-    return Message(unsaved or f"status.{record.status}")
 
 
 def comparison_document(comparison: ForecastCheck) -> Document:

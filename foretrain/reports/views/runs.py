@@ -8,10 +8,30 @@ from foretrain.base.messages import listed, printable, say
 from foretrain.base.units import format_bytes, format_bytes_like, format_left
 from foretrain.hardware.card import SLOWING
 from foretrain.reports.document import Cell, Document, Message, Paragraph, Quantity, Section, Table
-from foretrain.reports.views.run import STATUS_TONES, status_text
 from foretrain.runs.folder import RunDirectory
-from foretrain.runs.record import RunRecord, TrainedRun
+from foretrain.runs.record import RunRecord, TrainedRun, WatchedRun
 from foretrain.runs.state import UNSAID, Label
+
+STATUS_TONES = {
+    "finished": "good",
+    "interrupted": "warn",
+    "killed": "warn",
+    "stopped": "warn",
+    "diverged": "bad",
+    "failed": "bad",
+}
+_UNSAVED = {"interrupted": "status.interrupted_unsaved", "killed": "status.killed_unsaved"}
+
+
+def status_text(directory: RunDirectory, record: RunRecord) -> Message:
+    """How a run ended; one that saved nothing is not said to be resumable."""
+    if isinstance(record, WatchedRun):
+        return Message(f"watch_status.{record.status}", {"code": record.exit_code})
+    if record.source == "trainer":
+        return Message(f"callback.status.{record.status}")
+    unsaved = None if directory.has_checkpoint else _UNSAVED.get(record.status)
+    return Message(unsaved or f"status.{record.status}")
+
 
 Labels = Mapping[Path, Label]  # by folder
 _START = Message("top.start_one")

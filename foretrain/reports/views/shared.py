@@ -160,3 +160,11 @@ def within_answer(found: Within) -> Message:
     exact = found.steps_cautious == found.steps == found.steps_optimistic
     of_tokens = "within_tokens" if found.limit.kind == "tokens" else "within_exact"
     return Message(f"first.{of_tokens if exact else 'within' if found.steps_cautious else 'within_not_sure'}", values)
+
+
+def warmup(asked: RunConfig, fitting: RunConfig) -> Message:
+    values = {
+        "warmup": fitting.warmup_iters, "steps": fitting.max_iters, "share": fitting.warmup_iters / fitting.max_iters,
+        "asked": asked.warmup_iters, "asked_steps": asked.max_iters,
+    }  # fmt: skip
+    return Message("within.warmup", values)

@@ -62,7 +62,7 @@ def kind_of(config: Any, written: dict[str, Any], tune: FineTune) -> Any:
         return transformers.AutoModelForSequenceClassification._model_mapping[type(config)]
     kinds = [
         kind
-        for head in HEADS
+        for head in (*(HEADS[1:3] if config.sub_configs else ()), *HEADS)  # the whole before its part for text
         if (kind := getattr(transformers, f"AutoModelFor{head}")._model_mapping.get(type(config), None)) is not None
     ]
     if not kinds:

@@ -243,7 +243,7 @@ class Recorder(Lifetimes):
             if not category:
                 a = a._replace(category=_category(a, head, weight_shapes, name_at(self.moments, start) == "forward"))
             allocations.append(a)
-        return Trace(self.events, allocations, self.phases, self.moments, emptied=self.emptied)
+        return Trace([*self.events], allocations, self.phases, self.moments, emptied=self.emptied)
 
     def _order_deaths(self) -> None:
         """Order frees between two other events by their allocations.

@@ -7,6 +7,7 @@ cannot be traced; the answer is then {"reason": ...}.
 
 import gc
 import importlib
+import importlib.util
 import json
 import logging
 import os
@@ -16,6 +17,7 @@ import traceback
 import warnings
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from foretrain.base.installation import installed_torch
 from foretrain.predict.trace.record import Trace
@@ -57,7 +59,13 @@ def _answer(question: dict[str, Any], text: str) -> str:
 
 
 def _import_torch(jobs: list[dict[str, Any]]) -> None:
-    """Import what every worker needs once for all: importing takes longer than tracing."""
+    """Import what every worker needs once for all: importing takes longer than tracing.
+
+    bitsandbytes, which transformers imports, asks torch to compile functions of its default kernels; a trace runs none.
+    """
+    if any(".finetune." in job["by"] for job in jobs) and importlib.util.find_spec("bitsandbytes") is not None:
+        with mock.patch.object(importlib.import_module("torch"), "compile", lambda function, **_: function):
+            importlib.import_module("bitsandbytes")
     for job in jobs:
         importlib.import_module(job["by"])
     if any(job["compiled"] for job in jobs):

@@ -8,6 +8,7 @@ from foretrain.base.errors import UserError
 from foretrain.config.finetune.options import FineTune
 from foretrain.hardware.catalogue import find
 from foretrain.predict.finetune.plan import FineTunePlan, plan, replanned
+from foretrain.predict.trace.finetune.request import FineTuneRequest
 from tests.kit.command import foretrain
 from tests.kit.finetune import small, source_of
 
@@ -77,6 +78,45 @@ def test_change_of_an_unknown_model_is_traced_again() -> None:
     assert larger.timing
     assert found.timing
     assert larger.timing.flops_per_step == 2 * (found.timing.flops_per_step or 0)
+
+
+MIXED = {  # of two kinds of layers in turn
+    **APERTUS, "model_type": "gpt_oss", "num_hidden_layers": 20, "num_local_experts": 4, "num_experts_per_tok": 2,
+    "head_dim": 32, "sliding_window": 32,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "options"),
+    [
+        ({**APERTUS, "num_hidden_layers": 14}, {"method": "lora", "gradient_checkpointing": True, "evaluate": True}),
+        ({**APERTUS, "num_hidden_layers": 14}, {"method": "full", "amp": "bf16", "grad_accum": 3}),
+        (MIXED, {"method": "lora"}),
+    ],
+)
+def test_trace_of_few_layers_is_that_of_all(config: dict[str, Any], options: dict[str, Any]) -> None:
+    from foretrain.predict.trace.finetune import drive
+
+    tune = FineTune.model_validate({"seq_len": 64, "batch_size": 2, "lora_r": 8, **options})
+    job = FineTuneRequest(source_of(config), tune, GPU).job()
+    tune = FineTune.model_validate(job["tune"])
+    with drive.quiet():
+        few, whole = drive.trace_few_layers(job, tune), drive.trace_whole(job, tune)
+    assert few is not None
+    for trace in (few, whole):
+        trace.facts["work"] = sorted(map(str, trace.facts["work"]))
+    assert few.to_json() == whole.to_json()
+
+
+def test_layers_that_peft_refuses_are_said_in_its_words() -> None:
+    mamba = {
+        "model_type": "mamba2", "vocab_size": 512, "hidden_size": 64, "num_heads": 8, "head_dim": 16, "state_size": 16,
+        "n_groups": 1, "num_hidden_layers": 2, "dtype": "bfloat16",
+    }  # fmt: skip
+    with pytest.raises(UserError) as caught:
+        planned(mamba, method="lora")
+    assert "peft raised ValueError" in str(caught.value)
+    assert "--lora-targets" in str(caught.value)
 
 
 def test_option_that_needs_an_estimate_is_refused() -> None:

@@ -45,10 +45,18 @@ def by_mask(x: Tensor, chosen: Tensor, experts: nn.ModuleList) -> Tensor:
 
 
 def by_count(x: Tensor, chosen: Tensor, experts: nn.ModuleList) -> Tensor:
-    flat = chosen.flatten()
-    order = flat.argsort()
-    counts = torch.bincount(flat, minlength=EXPERTS).tolist()
-    parts = x[order // EACH].split(counts)
+    return by_parts(x, chosen, experts, torch.bincount(chosen.flatten(), minlength=EXPERTS))
+
+
+def by_scattered_count(x: Tensor, chosen: Tensor, experts: nn.ModuleList) -> Tensor:
+    """As JetMoE in transformers: a row of zeros and ones for each token, and their sums."""
+    gates = torch.zeros(TOKENS, EXPERTS).to(x.device).scatter(1, chosen, 1)
+    return by_parts(x, chosen, experts, gates.long().sum(0))
+
+
+def by_parts(x: Tensor, chosen: Tensor, experts: nn.ModuleList, counts: Tensor) -> Tensor:
+    order = chosen.flatten().argsort()
+    parts = x[order // EACH].split(counts.tolist())
     found = [expert(part) for expert, part in zip(experts, parts, strict=True)]
     return torch.zeros_like(x).index_add(0, order // EACH, torch.cat(found))
 
@@ -74,7 +82,7 @@ def by_weights(x: Tensor, chosen: Tensor, experts: nn.ModuleList) -> Tensor:
     return out
 
 
-WAYS = (by_one_hot, by_experts_hit, by_mask, by_count, by_sum_of_counts, by_weights)
+WAYS = (by_one_hot, by_experts_hit, by_mask, by_count, by_scattered_count, by_sum_of_counts, by_weights)
 
 
 def scores(even: bool) -> Tensor:

@@ -6,7 +6,6 @@ fake tensors unchanged.
 
 import contextlib
 import importlib
-import importlib.util
 import math
 import os
 import re
@@ -40,12 +39,15 @@ from foretrain.predict.finetune.program import CONVERTED_BACK, widens
 from foretrain.predict.finetune.ranks import Weight
 from foretrain.predict.trace import ranks
 from foretrain.predict.trace.card.patches import Patches
-from foretrain.predict.trace.finetune import standins, unsloth
+from foretrain.predict.trace.finetune import layers, standins, unsloth
 from foretrain.predict.trace.finetune.standins import loaded
+from foretrain.predict.trace.growth import grown
+from foretrain.predict.trace.kernels.values import raised_at
 from foretrain.predict.trace.kernels.work import Work
 from foretrain.predict.trace.names import Names
 from foretrain.predict.trace.record import Allocation, Trace
 from foretrain.predict.trace.session import in_one_sentence, tracing
+from foretrain.predict.trace.traced import StandInError
 from foretrain.predict.trace.tracer import Tracer
 
 if TYPE_CHECKING:
@@ -202,10 +204,6 @@ STEPS, MICRO_BATCHES = 3, 3
 HERE = "foretrain.predict.trace.finetune"
 LOOPS = {"trainer": f"{HERE}.drive", "trl": f"{HERE}.sft"}
 ALL_LINEAR = ("all-linear", "all")
-# Imported once for all jobs of a process: what they do when imported is not part of a trace. bitsandbytes asks torch to
-# compile four functions of its default kernels then, which takes a second; a trace runs none of them.
-with mock.patch.object(torch, "compile", lambda function=None, **_: function or (lambda decorated: decorated)):
-    OPTIONAL = [importlib.import_module(n) for n in ("bitsandbytes", "peft") if importlib.util.find_spec(n) is not None]
 
 
 class Tokens(Dataset[dict[str, Tensor]]):
@@ -486,11 +484,43 @@ def quiet() -> Iterator[None]:
 
 
 def trace(job: dict[str, Any]) -> Trace:
-    """Trace a job: {"config", "tune", "gpu", "compiled", "keeps"}. Raises StandInError."""
-    tune, gpu = FineTune.model_validate(job["tune"]), Gpu.model_validate(job["gpu"])
-    loop, sharing = loop_of(tune), Sharing(tune.way, tune.world, tune.world)
+    """Trace a job: {"config", "tune", "gpu", "compiled", "keeps"}, with fewer layers where they repeat.
+
+    Raises StandInError.
+    """
+    tune = FineTune.model_validate(job["tune"])
+    with quiet():
+        try:
+            return (None if tune.compile or tune.world > 1 else trace_few_layers(job, tune)) or trace_whole(job, tune)
+        except Exception as error:
+            if not tune.adapters or "/peft/" not in raised_at(error):
+                raise
+            first = next(iter(str(error).splitlines()), "").rstrip(".")
+            raise StandInError(f"peft raised {type(error).__name__}: {first}; --lora-targets names modules") from error
+
+
+def trace_few_layers(job: dict[str, Any], tune: FineTune) -> Trace | None:
+    """Return the trace of all layers from traces of a few; None where they do not repeat."""
+    config = standins.config_of(job["config"])
+    kind = standins.kind_of(config, job["config"], tune)
+    traces: dict[int, Trace] = {}
+    for cut, shorter in layers.cuts(kind, config):
+        try:
+            for count in {shorter, shorter + cut.group} - {*traces}:
+                with layers.shortened(kind, cut.lists, count):
+                    traces[count] = trace_whole(job, tune)
+            found = grown(traces[shorter], traces[shorter + cut.group], cut)
+        except Exception:  # its code needs all of its layers; what else is wrong, the whole says
+            return None
+        if found is not None:
+            return found
+    return None
+
+
+def trace_whole(job: dict[str, Any], tune: FineTune) -> Trace:
+    gpu, loop, sharing = Gpu.model_validate(job["gpu"]), loop_of(tune), Sharing(tune.way, tune.world, tune.world)
     place = ranks.placed(sharing, keeps=job["keeps"]) if tune.world > 1 else contextlib.nullcontext()
-    with place, quiet(), in_one_sentence() as seen, tracing(gpu, compiled=tune.compile) as session:
+    with place, in_one_sentence() as seen, tracing(gpu, compiled=tune.compile) as session:
         there, tracer = session.there, session.tracer
         assert there is not None
         seen.append(tracer)

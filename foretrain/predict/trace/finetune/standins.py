@@ -58,9 +58,10 @@ def kind_of(config: Any, written: dict[str, Any], tune: FineTune) -> Any:
 
     Raises StandInError where there is none.
     """
+    heads = (*(HEADS[1:3] if config.sub_configs else ()), *HEADS)  # the whole before its part for text
     kinds = [
         kind
-        for head in (["SequenceClassification"] if tune.scores else HEADS)
+        for head in (["SequenceClassification"] if tune.scores else heads)
         if (kind := getattr(transformers, f"AutoModelFor{head}")._model_mapping.get(type(config), None)) is not None
     ]
     if not kinds:

@@ -124,7 +124,7 @@ class Choices:
             picked = self.picked(before, None)
             self._answer(out, picked > 0 if name == "any" else picked)
             return
-        if out.numel() == known.parts and before.numel() == known.source.total * known.parts:
+        if out.numel() == known.parts and round(before.numel() * known.share) == known.source.total:
             self.learn(out, known._replace(kind="count"))
         elif before.numel() == out.numel() * known.distinct:  # each row once, by any of its choices
             self.learn(out, known._replace(share=min(1.0, known.share * known.distinct), most=1.0))

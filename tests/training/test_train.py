@@ -419,10 +419,8 @@ def test_what_a_resume_refuses_is_what_decides_learning() -> None:
 
 
 @pytest.mark.fault(
-    "another PyTorch or device on resume", row="B.3",
-    sees="a note: no longer bit for bit",
-    safe="everything",
-)  # fmt: skip
+    "another PyTorch or device on resume", row="B.3", sees="a note: no longer bit for bit", safe="everything"
+)
 def test_another_torch_is_told() -> None:
     train(tiny(max_iters=3, lr_decay_iters=12))
     path = Path("out/checkpoints/step-0000000003")
@@ -570,10 +568,8 @@ def test_names_that_could_command_a_terminal(value: str) -> None:
 
 
 @pytest.mark.fault(
-    "WORLD_SIZE without RANK, whatever it says", row="B.5",
-    sees="exit code 4",
-    safe="everything: nothing has begun",
-)  # fmt: skip
+    "WORLD_SIZE without RANK, whatever it says", row="B.5", sees="exit code 4", safe="everything: nothing has begun"
+)
 def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     result = foretrain("train", "baby", code=ExitCode.ENVIRONMENT)
@@ -619,11 +615,7 @@ def test_other_config_is_refused_before_the_first_checkpoint() -> None:
         train(tiny(max_iters=4, out_dir="r", n_embd=64), resume=True)
 
 
-@pytest.mark.fault(
-    "other data under the same name on resume", row="B.4",
-    sees="exit code 7",
-    safe="the run as it was",
-)  # fmt: skip
+@pytest.mark.fault("other data under the same name on resume", row="B.4", sees="exit code 7", safe="the run as it was")
 def test_other_data_under_the_same_name_is_refused() -> None:
     """nanoGPT's layout has no fingerprint of its own."""
     train(tiny(max_iters=4, out_dir="r"))

@@ -72,9 +72,7 @@ class Output:
 
 
 _PROBLEM = _object("Problem", id=(str, ...), message=(str, ...), values=(dict[str, Any], ...))
-_ERROR = _object(
-    "Error", id=(str, ...), exit_code=(int, ...), message=(str, ...), problems=(list[_PROBLEM], ...),
-)  # fmt: skip
+_ERROR = _object("Error", id=(str, ...), exit_code=(int, ...), message=(str, ...), problems=(list[_PROBLEM], ...))
 _SCHEMA = {"schema_": (str, Field(alias="schema"))}  # a record has an attribute of that name
 _WITH_PATH = {"path": (str, ...), "label": (Label, UNSAID), **_SCHEMA}
 _LISTED: dict[str, Any] = {**_WITH_PATH, "scores": (list[Scores], ...)}

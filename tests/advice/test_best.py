@@ -264,7 +264,4 @@ def test_what_is_no_loss_is_not_called_one() -> None:
     ],
 )
 def test_what_cannot_be_searched(words: list[str], code: int, says: str) -> None:
-    result = foretrain("plan", "--gpu", "4070", *words)
-    assert result.returncode == code, result.stderr
-    assert says in result.stderr
-    assert "Traceback" not in result.stderr
+    foretrain("plan", "--gpu", "4070", *words, code=code, says=says)

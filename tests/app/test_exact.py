@@ -574,10 +574,7 @@ def test_check_fails_where_no_value_fits() -> None:
 )
 def test_bad_input_is_one_sentence(words: list[str], word: str) -> None:
     gpu = [] if "--gpu" in words else ["--gpu", "4070"]
-    result = foretrain("plan", *WORDS, "--compile=false", *gpu, *words)
-    assert result.returncode == 2, result.stdout + result.stderr
-    assert word in result.stderr
-    assert "Traceback" not in result.stderr
+    foretrain("plan", *WORDS, "--compile=false", *gpu, *words, code=2, says=word)
 
 
 @pytest.mark.parametrize(
@@ -634,7 +631,6 @@ def test_the_environments_allocator(
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", conf)
     result = foretrain("plan", *WORDS, "--compile=false", "--gpu", "4070", *(["--exact"] if trace else []), code=code)
     assert word in result.stderr
-    assert "Traceback" not in result.stderr
 
 
 def test_expandable_segments_on_the_command_line() -> None:

@@ -48,7 +48,6 @@ def test_comparing_and_naming_configs_and_data_refuse_them_too(folder: Path) -> 
     ):  # fmt: skip
         ended = foretrain(*words)
         assert ended.returncode in (2, 7), (words, ended.stderr)
-        assert "Traceback" not in ended.stderr
         assert "bug in foretrain" not in ended.stderr
 
 
@@ -114,7 +113,6 @@ def test_a_report_of_a_log_refuses_what_it_has_no_use_for(tmp_path: Path) -> Non
         ("--price", "0.35/h"),
         ("--used-by-others", "2GB"),
     ):
-        ended = foretrain("report", str(B1), option, value, "--out", out, code=2)
-        assert "has no effect" in ended.stderr
+        foretrain("report", str(B1), option, value, "--out", out, code=2, says="has no effect")
     assert foretrain("report", str(B1), "--price", "", "--out", out).returncode == 2
     assert foretrain("report", str(B1), "--out", out).returncode == 0

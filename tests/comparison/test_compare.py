@@ -292,9 +292,7 @@ def test_runs_of_like_lengths_are_compared_whole() -> None:
 def test_long_log_with_few_lines_counts_with_its_possible_drift() -> None:
     """One line each 100 steps: two of them in the stretch of the short run."""
     long = warming(5000, seed=2, label="y")
-    sparse = replace(
-        long, step_times_s=long.step_times_s[::100], steps_since_start=tuple(range(0, 5000, 100))
-    )  # fmt: skip
+    sparse = replace(long, step_times_s=long.step_times_s[::100], steps_since_start=tuple(range(0, 5000, 100)))
     found = stretch.shared([warming(200), sparse])
     assert (len(found.times_s[1]), found.floor, found.seconds_s) == (50, stretch.WARM_UP, None)
     assert compare([warming(200), sparse]).verdict("speed").outcome == "within_noise"

@@ -193,10 +193,8 @@ BOMBS = {
 
 
 @pytest.mark.fault(
-    "a hostile or bloated ckpt.pt", row="B.6",
-    sees="exit code 7",
-    safe="everything: read apart, in bounded memory",
-)  # fmt: skip
+    "a hostile or bloated ckpt.pt", row="B.6", sees="exit code 7", safe="everything: read apart, in bounded memory"
+)
 def test_bombs_take_neither_memory_nor_time() -> None:
     for kind, made in BOMBS.items():
         assert problem_of(zipped(Path(f"{kind}.pt"), made())), kind

@@ -82,9 +82,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 def spread(errors: Sequence[float]) -> dict[str, float]:
     sizes = [abs(error) for error in errors]
-    return {
-        "median": median(sizes), "p99": quantile(sizes, 0.99), "worst": max(errors, key=abs), "lowest": min(errors),
-    }  # fmt: skip
+    return {"median": median(sizes), "p99": quantile(sizes, 0.99), "worst": max(errors, key=abs), "lowest": min(errors)}
 
 
 def summary(rows: Sequence[Row]) -> dict[str, Any]:

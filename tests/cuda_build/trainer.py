@@ -30,9 +30,7 @@ CASES: dict[str, dict[str, Any]] = {
     "compiled": {"compile": True},
     "no CUDA graph": {"cuda_graph": "off"},
 }
-RUN = {
-    "max_iters": 8, "eval_interval": 4, "eval_iters": 2, "log_interval": 1, "warmup_iters": 1, "lr_decay_iters": 8,
-}  # fmt: skip
+RUN = {"max_iters": 8, "eval_interval": 4, "eval_iters": 2, "log_interval": 1, "warmup_iters": 1, "lr_decay_iters": 8}
 RESUMED = "bf16"  # the case that is resumed, too
 Row = dict[str, Any]
 

@@ -82,11 +82,7 @@ def test_a_file_address_and_a_mixture_of_both() -> None:
     assert TokenFile(info, "train", 256).rows(np.array([0]), 5).shape == (1, 5)
 
 
-@pytest.mark.fault(
-    "a download that breaks", row="B.4",
-    sees="the same command continues",
-    safe="what was fetched",
-)  # fmt: skip
+@pytest.mark.fault("a download that breaks", row="B.4", sees="the same command continues", safe="what was fetched")
 def test_a_broken_fetch_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     local = shards(Path("a"), shard_tokens=100_000)
     info = read_remote(upload(local, "memory://bucket/a"))

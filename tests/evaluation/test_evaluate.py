@@ -405,9 +405,7 @@ def test_bad_input_is_one_sentence(
     Path("hf/config.json").write_text("{}")
     if "--tasks" in words:
         monkeypatch.setattr("foretrain.evaluation.harness.PACKAGE", "no_such_package")
-    result = foretrain("eval", *words, code=code)
-    assert said in result.stderr
-    assert "Traceback" not in result.stderr
+    foretrain("eval", *words, code=code, says=said)
 
 
 def test_a_hugging_face_folder_that_cannot_be_loaded_is_told(text_file: Path) -> None:
@@ -417,5 +415,4 @@ def test_a_hugging_face_folder_that_cannot_be_loaded_is_told(text_file: Path) ->
     Path("hf/config.json").write_text('{"model_type": "gpt2"}')
     assert "no tokenizer.json" in foretrain("eval", "hf", "--text", "t.txt").stderr
     bpe().save(Path("hf"))
-    result = foretrain("eval", "hf", "--text", "t.txt", "--device=cpu", code=7)
-    assert "transformers could not load this model" in result.stderr
+    foretrain("eval", "hf", "--text", "t.txt", "--device=cpu", code=7, says="transformers could not load this model")

@@ -158,7 +158,6 @@ def test_what_a_task_lacks_is_one_sentence(own_tasks: Path) -> None:
             "eval", "out", "--tasks", f"own_choices,{task}", "--include-path", "tasks", "--device=cpu", code=code
         )
         assert said in result.stderr
-        assert "Traceback" not in result.stderr
         assert ("own_choices" in foretrain("explain", "out").stdout) == (task == "own_long")  # found before, so kept
 
 
@@ -168,8 +167,7 @@ def test_lm_evals_own_tasks_need_the_network_or_its_cache() -> None:
     result = foretrain("eval", "out", "--tasks", "lambada_openai", code=4)
     assert "lm-eval downloads the data of its tasks" in result.stderr
     assert "lambada_openai: its data is not in the cache" in result.stderr
-    result = foretrain("eval", "out", "--tasks", "lambada_opnai", code=2)
-    assert "lambada_openai" in result.stderr
+    foretrain("eval", "out", "--tasks", "lambada_opnai", code=2, says="lambada_openai")
 
 
 def test_the_harness_is_asked_for_only_where_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,9 +22,7 @@ from tests.faults import (
     supervised,
 )
 
-MODULES = (
-    experiments, inputs, hostile_configs, hostile_payloads, data_flips, supervised, ranks, stopped_ranks,
-)  # fmt: skip
+MODULES = (experiments, inputs, hostile_configs, hostile_payloads, data_flips, supervised, ranks, stopped_ranks)
 # How many of each: in the test suite, before a merge (10 minutes of 2 cores), by night.
 TIERS = {
     "suite": {

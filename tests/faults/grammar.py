@@ -14,9 +14,7 @@ from foretrain.config.presets import PRESETS
 from foretrain.config.resolve import ALIASES, NANOCHAT, to_toml
 from tests.kit.command import REPO
 
-VERBS = {
-    "plan_json": 44, "plan": 12, "show": 16, "train": 9, "advise": 5, "compare": 6, "options": 8,
-}  # fmt: skip
+VERBS = {"plan_json": 44, "plan": 12, "show": 16, "train": 9, "advise": 5, "compare": 6, "options": 8}
 GPUS = ("4070", "3060 12GB", "RTX 4090", "A100-SXM4-80GB", "cpu")
 
 NUMBERS = (

@@ -41,9 +41,7 @@ NANOGPT = {
     "dropout": 0.0, "bias": False, "compile": True, "init_from": "scratch", "recipe": "nanogpt",
 }  # fmt: skip
 TEXTS = (*WORDS, "device", "memory_limit", "init_from")  # what is typed for these is not evaluated
-OTHER_NAMES = {
-    "micro_batch_size": "batch_size", "gradient_checkpointing": "activation_checkpointing",
-}  # fmt: skip
+OTHER_NAMES = {"micro_batch_size": "batch_size", "gradient_checkpointing": "activation_checkpointing"}
 _EVALUATED = re.compile(r"[-+*/~(]|\bnot\b|^\s*(true|false|yes|no|on|off|auto)\s*$", re.IGNORECASE)
 GROUPS = ("model", "data", "batch", "optimizer", "evaluation", "run", "system", "cost")
 

@@ -47,9 +47,7 @@ def input_folder(name: str) -> str:
 
 # --- what cases are made of ---
 
-PRESETS = (
-    "gpt2-124m", "gpt2-350m", "gpt2-774m", "gpt2-1558m", "gpt2-40m", "gpt2-30m", "shakespeare-char", "baby",
-)  # fmt: skip
+PRESETS = ("gpt2-124m", "gpt2-350m", "gpt2-774m", "gpt2-1558m", "gpt2-40m", "gpt2-30m", "shakespeare-char", "baby")
 CARDS = (
     "RTX 4070", "RTX 3060 12GB", "RTX 4090", "RTX 3050 Laptop 4GB", "T4", "V100 SXM2 16GB", "A100 SXM4 80GB",
     "H100 SXM5 80GB", "RTX 5090", "L4", "P100 SXM2 16GB", "Apple M1 Max", "cpu", "RTX 3080 10GB", "B200 SXM",

@@ -82,10 +82,30 @@ def serious(page: Any) -> list[tuple[str, list[Any]]]:
     ]
 
 
-def usable(page: Any, width: int) -> None:
-    """With everything unfolded nothing sticks out at this width, and axe finds nothing serious."""
+def unfold(page: Any) -> None:
     for details in page.locator("details").all():
         details.evaluate("e => { e.open = true; }")
+
+
+def said_in(page: Any, selector: str) -> str:
+    """Return the text of a part of the page, and all labels of the page."""
+    labels = "[...document.querySelectorAll('[aria-label]')].map(e => e.getAttribute('aria-label')).join('\\n')"
+    return page.locator(selector).inner_text() + "\n" + page.evaluate(labels)
+
+
+def tab_to(page: Any, selector: str) -> None:
+    """Press Tab until this has the focus, which shows wherever it is."""
+    for _ in range(80):
+        page.keyboard.press("Tab")
+        assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
+        if page.evaluate("s => document.activeElement.matches(s)", selector):
+            return
+    raise AssertionError(f"{selector} is not reached")
+
+
+def usable(page: Any, width: int) -> None:
+    """With everything unfolded nothing sticks out at this width, and axe finds nothing serious."""
+    unfold(page)
     settled(page)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     wrong = serious(page)

@@ -24,10 +24,15 @@ REPO = Path(__file__).parents[2]
 
 
 def foretrain(
-    *words: str, cwd: Path | None = None, timeout: float = 600, apart: bool = False, code: int | None = None
+    *words: str,
+    cwd: Path | None = None,
+    timeout: float = 600,
+    apart: bool = False,
+    code: int | None = None,
+    says: str = "",
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command line as a user does, and check that it ends with `code`. Within this process, as importing torch
-    takes seconds; `apart`: in its own."""
+    """Run the command line as a user does, and check that it ends with `code`, `says` this on stderr, and shows no
+    traceback. Within this process, as importing torch takes seconds; `apart`: in its own."""
     command = [sys.executable, "-c", "from foretrain.cli import main; main()", *words]
     if apart or cwd is not None:
         env = {**os.environ, "COLUMNS": "120", "NO_COLOR": "1"}
@@ -40,6 +45,8 @@ def foretrain(
             texts.append(stream.buffer.getvalue().decode())  # type: ignore[attr-defined]
         result = subprocess.CompletedProcess(command, ended, *texts)
     assert code is None or result.returncode == code, (result.returncode, result.stdout, result.stderr)
+    assert says in " ".join(result.stderr.replace("│", " ").split()) or says in result.stderr, result.stderr
+    assert "Traceback" not in result.stderr or os.environ.get("FORETRAIN_DEBUG"), result.stderr
     return result
 
 

@@ -22,9 +22,7 @@ from foretrain.training.trainer import Trainer
 from tests.kit.tiny import tiny, write_dataset
 
 
-def train(
-    config: RunConfig, *, resume: bool = False, listen: Any = lambda event: None, **more: Any
-) -> TrainedRun:  # fmt: skip
+def train(config: RunConfig, *, resume: bool = False, listen: Any = lambda event: None, **more: Any) -> TrainedRun:
     info = read_info(write_dataset(Path("data/toy")) if not Path("data/toy").exists() else Path("data/toy"))
     directory = folder.newest_unfinished(config.out_dir, config.max_iters) if resume else folder.create(config.out_dir)
     assert directory

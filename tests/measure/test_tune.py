@@ -199,9 +199,7 @@ def test_only_what_is_forecast_not_to_fit_is_left_out() -> None:
     wanted = [name for name in TUNABLE if name not in ("attention", "dtype", "cpu_threads")]
     found = list(settings(base, options(base, base, frozenset(), wanted, Machine(True, False))))
     for gib in (2, 3, 5):
-        verdicts = [
-            forecast_memory(s.config, find("RTX 4070"), "bfloat16", gib * 2**30).verdict for s in found
-        ]  # fmt: skip
+        verdicts = [forecast_memory(s.config, find("RTX 4070"), "bfloat16", gib * 2**30).verdict for s in found]
         wanted = [s for s, verdict in zip(found, verdicts, strict=True) if verdict != "does_not_fit"]
         assert fitting(found, find("RTX 4070"), "bfloat16", gib * 2**30) == wanted
 

@@ -408,7 +408,6 @@ def test_a_count_of_several_cards_is_planned_on_each(run: list[str]) -> None:
 def test_nonsense_on_several_cards_is_refused_in_a_sentence(words: list[str], said: str) -> None:
     result = foretrain("plan", "gpt2-124m", *words, code=2)
     assert said in " ".join(result.stderr.split())
-    assert "Traceback" not in result.stderr
     assert not result.stdout
 
 
@@ -422,8 +421,7 @@ def test_check_exits_with_3_where_no_strategy_fits() -> None:
         "--compile=false",
         "--check",
     )
-    result = foretrain("plan", *words, code=3)
-    assert "does not fit on 2 x RTX 4090" in " ".join(result.stderr.split())
+    foretrain("plan", *words, code=3, says="does not fit on 2 x RTX 4090")
     assert foretrain("plan", "gpt2-124m", "--gpus", PAIR, "--check").returncode == 0
 
 

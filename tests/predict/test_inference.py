@@ -327,7 +327,6 @@ def test_words_and_models() -> None:
 def test_what_cannot_be_asked_is_one_sentence(words: list[str], said: str) -> None:
     result = foretrain("plan", "llama-3.1-8b", "--inference", "--gpu", "4070", *words, code=2)
     assert said in result.stderr
-    assert "Traceback" not in result.stderr
     assert ("foretrain.error/1" in result.stdout) == ("--json" in words)
 
 
@@ -349,8 +348,7 @@ def test_a_folder_and_a_run_are_models_too() -> None:
     assert (made.name, made.where) == ("model", "model/config.json")
     assert (made.memory, made.timing) == (preset.memory, preset.timing)
     (folder / "config.json").write_text('{"model_type": "qwen3", "hidden_size": -3}', "utf-8")
-    refused = foretrain("plan", "model", "--inference", "--gpu", "4070", code=2)
-    assert "hidden_size" in refused.stderr
+    foretrain("plan", "model", "--inference", "--gpu", "4070", code=2, says="hidden_size")
     Path("run").mkdir()
     Path("run/run.json").write_text("{}", "utf-8")
     assert foretrain("plan", "run", "--inference", "--gpu", "4070").returncode == 7
@@ -458,8 +456,7 @@ def test_largest_batch_and_context_are_asked_as_in_training() -> None:
     (("advise", "qwen3-8b", "--inference", "--gpu", "4070", "--exact"), "--exact"),
 ])  # fmt: skip
 def test_what_is_refused_says_what_works(words: tuple[str, ...], said: str) -> None:
-    refused = foretrain(*words, code=2)
-    assert said in refused.stderr
+    foretrain(*words, code=2, says=said)
 
 
 def test_the_next_command_is_whole() -> None:

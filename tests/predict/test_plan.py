@@ -240,12 +240,10 @@ def test_exit_codes(words: list[str], code: int, says: str) -> None:
     words = [str(CASES / word) if word == "c.py" else word for word in words]
     result = foretrain("plan", *words, code=code)
     assert says in " ".join(result.stderr.replace("│", " ").split())
-    assert "Traceback" not in result.stderr
 
 
 def test_without_a_card_plan_asks_for_one() -> None:
-    result = foretrain("plan", "gpt2-124m", code=2)
-    assert "--gpu" in result.stderr
+    foretrain("plan", "gpt2-124m", code=2, says="--gpu")
     assert foretrain("plan", "baby", "--device=cpu").returncode == 0
 
 
@@ -303,8 +301,7 @@ def test_wrong_options_are_an_object_too(words: list[str]) -> None:
     ],
 )
 def test_options_that_cannot_be_meant(words: list[str], word: str) -> None:
-    result = foretrain("plan", "gpt2-124m", *words, code=2)
-    assert word in result.stderr
+    foretrain("plan", "gpt2-124m", *words, code=2, says=word)
 
 
 def test_a_log_faster_than_the_card_is_doubted() -> None:

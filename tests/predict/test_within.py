@@ -198,8 +198,7 @@ def test_the_answer_says_what_has_to_follow() -> None:
 
 def test_nothing_is_overwritten() -> None:
     Path("mine.toml").write_text(to_toml(tiny()))
-    result = foretrain("plan", D, "--gpu", "4070", "--within", "12h", "--write", "mine.toml", code=2)
-    assert "there already" in result.stderr
+    foretrain("plan", D, "--gpu", "4070", "--within", "12h", "--write", "mine.toml", code=2, says="there already")
     assert Path("mine.toml").read_text() == to_toml(tiny())
 
 
@@ -229,7 +228,6 @@ def test_nothing_is_overwritten() -> None:
 def test_what_cannot_be_answered_is_one_sentence(words: list[str], code: int, says: str) -> None:
     result = foretrain("plan", D, "--gpu", "4070", *words, code=code)
     assert says in result.stderr
-    assert "Traceback" not in result.stderr
     assert result.stderr.count("\n") == 1
 
 

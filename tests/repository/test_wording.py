@@ -63,9 +63,7 @@ REPLACED = {
 }  # fmt: skip
 
 # Where some still stand: file, and what should stand there. This list only shrinks: an entry no longer needed fails.
-LEFT: dict[str, tuple[str, ...]] = {
-    "languages.md": ("option",),
-}  # fmt: skip
+LEFT: dict[str, tuple[str, ...]] = {"languages.md": ("option",)}
 
 
 # Comments and docstrings also avoid these, and names the words below.

@@ -345,9 +345,8 @@ def test_in_a_container_the_run_is_not_another_program(source: str, process: flo
 
 
 @pytest.mark.parametrize(
-    "source",
-    ["container-t4.log", "lf_oom.log", "oom_docker.log", "old-1.13.log", TWO_PROCESSES, CAPACTY, CACHED],
-)  # fmt: skip
+    "source", ["container-t4.log", "lf_oom.log", "oom_docker.log", "old-1.13.log", TWO_PROCESSES, CAPACTY, CACHED]
+)
 def test_the_parts_never_sum_above_the_card(source: str) -> None:
     found = oom_message.parse((LOGS / source).read_text() if source.endswith(".log") else source)
     parts = (

@@ -343,9 +343,7 @@ def test_a_tracker_that_fails_is_told_once(
 
 
 def test_what_fails_for_a_moment_is_tried_again(stand_in: Callable[..., None]) -> None:
-    stand_in(
-        log="open('logged', 'a').write('x')\n        if self.count == 2: raise OSError('for a moment')",
-    )  # fmt: skip
+    stand_in(log="open('logged', 'a').write('x')\n        if self.count == 2: raise OSError('for a moment')")
     heard = Heard()
     assert trained("trackio", heard).status == "finished"
     assert not heard.of("tracker_failed")

@@ -152,8 +152,7 @@ def test_what_measures_a_device_does_not_pretend(mac: AppleGpu) -> None:
     for ask in (lambda: prepare(resolve(["baby", "--device=mps"])), lambda: calibration.gpu_of("mps")):
         with refused(code=4, match="not Apple GPUs"):
             ask()
-    ended = foretrain("verify", "--device=mps", code=2)
-    assert "Traceback" not in ended.stderr
+    foretrain("verify", "--device=mps", code=2)
 
 
 def test_ranks_on_a_mac_are_on_its_cpu(mac: AppleGpu, monkeypatch: pytest.MonkeyPatch) -> None:

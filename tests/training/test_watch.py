@@ -120,9 +120,8 @@ def test_command_in_a_terminal_has_one_and_gets_ctrl_c_once() -> None:
 def test_reader_that_goes_away_ends_the_command_as_without() -> None:
     words = f"{sys.executable} -c 'from foretrain.cli import main; main()' watch --quiet -- yes"
     ended = subprocess.run(
-        ["bash", "-c", f"{words} | head -1; exit ${{PIPESTATUS[0]}}"],
-        capture_output=True, timeout=600, check=False,
-    )  # fmt: skip
+        ["bash", "-c", f"{words} | head -1; exit ${{PIPESTATUS[0]}}"], capture_output=True, timeout=600, check=False
+    )
     assert (ended.stdout, ended.returncode) == (b"y\n", 128 + signal.SIGPIPE)
 
 

@@ -18,7 +18,7 @@ from playwright.sync_api import Browser, expect
 from foretrain.config.resolve import resolve
 from foretrain.reports.plots import LINES
 from foretrain.runs.folder import RunDirectory
-from tests.kit.browser import answered, browser, needs, opened, pytestmark, tab, usable
+from tests.kit.browser import answered, browser, needs, opened, pytestmark, tab, tab_to, usable
 from tests.kit.command import free_port
 from tests.kit.page import EVIL_NAME, NANOGPT, serving, write_run
 
@@ -184,27 +184,15 @@ def test_by_keyboard_alone(browser: Browser, served: tuple[str, Path]) -> None:
         answered(page)
         before = needs(page)
 
-        def tab_to(name: str) -> None:
-            for _ in range(80):
-                page.keyboard.press("Tab")
-                found = page.evaluate(
-                    "(() => { const e = document.activeElement; return e.getAttribute('aria-label') || e.id || e.textContent; })()"
-                )
-                ring = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
-                assert ring != "none", found
-                if found == name:
-                    return
-            raise AssertionError(f"{name} is not reached")
-
         page.keyboard.press("Tab")
         assert page.evaluate("document.activeElement.id") == "skip"
-        tab_to("n_layer, slider")
+        tab_to(page, "[aria-label='n_layer, slider']")
         for _ in range(6):
             page.keyboard.press("ArrowRight")
         answered(page)
         assert page.evaluate("document.activeElement.getAttribute('aria-valuetext')") == "18 blocks"
         assert needs(page) > before
-        tab_to("download")
+        tab_to(page, "#download")
         with page.expect_download():
             page.keyboard.press("Enter")
 

@@ -15,7 +15,18 @@ pytest.importorskip("playwright")
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from foretrain.base import messages
-from tests.kit.browser import SHOWN_DRAWING, blank_pictures, browser, opened, pytestmark, serious, serving_here, settled
+from tests.kit.browser import (
+    SHOWN_DRAWING,
+    blank_pictures,
+    browser,
+    opened,
+    pytestmark,
+    said_in,
+    serving_here,
+    tab_to,
+    unfold,
+    usable,
+)
 from tests.kit.language import ARABIC, BRACKETS, SAME, unsaid
 from tests.kit.page import EVIL_NAME, write_curve
 
@@ -140,32 +151,24 @@ def test_by_keys_alone(browser: Browser, served: tuple[str, Path]) -> None:
         to_runs(page)
         page.locator("#main").focus()
 
-        def tab_to(selector: str) -> None:
-            for _ in range(60):
-                page.keyboard.press("Tab")
-                assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
-                if page.evaluate("s => document.activeElement.matches(s)", selector):
-                    return
-            raise AssertionError(f"{selector} is not reached")
-
         for name in ("quick", "slow"):
             page.locator("#main").focus()
-            tab_to(f"input[aria-label*='runs/{name}']")
+            tab_to(page, f"input[aria-label*='runs/{name}']")
             page.keyboard.press("Space")
         page.locator("#main").focus()
-        tab_to("#compare-runs")
+        tab_to(page, "#compare-runs")
         page.keyboard.press("Enter")
         compared(page)
         assert page.evaluate("document.activeElement.id") == "main"  # where the new part begins
-        tab_to(".switch input")
+        tab_to(page, ".switch input")
         page.keyboard.press("ArrowRight")
         expect(page.locator(".comparison .view:visible").first).to_contain_text("hours")
-        tab_to(".drawing")
+        tab_to(page, ".drawing")
         page.keyboard.press("End")
         expect(page.locator(".said").first).to_contain_text(re.compile("(quick|slow), (training|validation)"))
         page.keyboard.press("Escape")
         expect(page.locator(".said").first).to_be_empty()
-        tab_to(".behind summary")
+        tab_to(page, ".behind summary")
         page.keyboard.press("Enter")
         expect(page.locator(".behind table").first).to_contain_text("validation")
 
@@ -205,14 +208,8 @@ def test_nothing_is_said_but_by_id(browser: Browser, served: tuple[str, Path]) -
         to_runs(page)
         listed = page.locator("#main").inner_text()
         beside(page, "slow", "quick")
-        for details in page.locator("details").all():
-            details.evaluate("e => { e.open = true; }")
-        labels = page.evaluate(
-            "[...document.querySelectorAll('[aria-label]')].map(e => e.getAttribute('aria-label')).join('\\n')"
-        )
-        shown = [
-            text.replace(str(served[1].parent), "") for text in (listed, page.locator("#main").inner_text(), labels)
-        ]
+        unfold(page)
+        shown = [text.replace(str(served[1].parent), "") for text in (listed, said_in(page, "#main"))]
         left = "\n".join(unsaid(text) for text in shown)
         words = {word for word in re.findall(r"[A-Za-z_]{3,}", left) if not same.match(word)}
         assert not words - SAME, " ".join(sorted(words - SAME))
@@ -231,9 +228,4 @@ def test_accessible_and_nothing_sticks_out_at_320_pixels(
             else:
                 page.locator("#compare-runs").click()
                 compared(page)
-            for details in page.locator("details").all():
-                details.evaluate("e => { e.open = true; }")
-            settled(page)
-            assert page.evaluate("document.documentElement.scrollWidth") <= 320
-            wrong = serious(page)
-            assert not wrong, (where, json.dumps(wrong))
+            usable(page, 320)

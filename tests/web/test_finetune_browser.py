@@ -18,7 +18,7 @@ from foretrain.base import messages
 from foretrain.base.messages import say
 from foretrain.config.finetune.options import FINETUNE_OPTIONS
 from foretrain.config.presets import models
-from tests.kit.browser import answered, browser, needs, opened, pytestmark, serving_here, usable
+from tests.kit.browser import answered, browser, needs, opened, pytestmark, said_in, serving_here, unfold, usable
 from tests.kit.finetune_files import AXOLOTL
 from tests.kit.language import ARABIC, BRACKETS, SAME, unsaid
 from tests.kit.page import write_run
@@ -212,14 +212,11 @@ def test_nothing_is_said_but_by_id(browser: Browser, served: str) -> None:
     with opened(browser, served, locale=BRACKETS) as page:
         at(page, OVER)
         page.wait_for_selector(ADVISED)
-        for details in page.locator("details").all():
-            details.evaluate("e => { e.open = true; }")
+        unfold(page)
         page.locator("#compare").click()
         expect(page.locator(".cards table").first).to_be_visible()
         page.evaluate("document.querySelectorAll('select, .fields bdi, .choices').forEach(e => e.remove())")
-        labels = "[...document.querySelectorAll('[aria-label]')].map(e => e.getAttribute('aria-label')).join('\\n')"
-        left = unsaid(page.locator("main").inner_text()) + unsaid(page.evaluate(labels))
-        words = {*re.findall(r"[A-Za-z]{3,}", left)} - SAME - same
+        words = {*re.findall(r"[A-Za-z]{3,}", unsaid(said_in(page, "main")))} - SAME - same
         assert not words, words
 
 

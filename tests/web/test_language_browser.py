@@ -1,7 +1,6 @@
 """The page in every language, in headless Chromium: the switch, the mirrored layout by geometry, keyboard, 320 pixels,
 axe. Skipped where there is no browser."""
 
-import json
 import re
 from collections.abc import Iterator
 
@@ -14,7 +13,18 @@ pytest.importorskip("playwright")
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from foretrain.base import messages
-from tests.kit.browser import SHOWN_DRAWING, answered, browser, opened, pytestmark, serious, serving_here, settled
+from tests.kit.browser import (
+    SHOWN_DRAWING,
+    answered,
+    browser,
+    opened,
+    pytestmark,
+    said_in,
+    serving_here,
+    tab_to,
+    unfold,
+    usable,
+)
 from tests.kit.language import ARABIC, BRACKETS, SAME, unsaid
 from tests.kit.page import write_run
 
@@ -125,8 +135,7 @@ def test_numbers_stand_before_their_units_as_they_are_read(browser: Browser, spe
       return found; }"""
     with opened(browser, speaking, locale=id) as page:
         answered(page)
-        for details in page.locator("details").all():
-            details.evaluate("e => { e.open = true; }")
+        unfold(page)
         found = page.evaluate(look)
         assert len(found) > 60
         assert not [text for text, right in found if not right]
@@ -139,19 +148,13 @@ def test_nothing_on_the_page_is_said_but_by_id(browser: Browser, speaking: str) 
     )
     with opened(browser, speaking, locale=BRACKETS) as page:
         answered(page)
-        for details in page.locator("details").all():
-            details.evaluate("e => { e.open = true; }")
+        unfold(page)
         page.locator("#compare").click()
         expect(page.locator(".cards table").first).to_be_visible()
         page.locator("#advise").click()
         expect(page.locator(".advice table")).to_be_visible()
         page.evaluate("document.querySelectorAll('select, .fields bdi, .choices').forEach(e => e.remove())")
-        left = unsaid(page.locator("body").inner_text())
-        labels = page.evaluate(
-            "[...document.querySelectorAll('[aria-label]')].map(e => e.getAttribute('aria-label')).join('\\n')"
-        )
-        left += unsaid(labels)
-        words = {word for word in re.findall(r"[A-Za-z]{3,}", left) if not same.match(word)}
+        words = {word for word in re.findall(r"[A-Za-z]{3,}", unsaid(said_in(page, "body"))) if not same.match(word)}
         assert not words - SAME, words - SAME
 
 
@@ -169,32 +172,21 @@ def test_accessible_and_nothing_sticks_out_in_any_language(
         if where == "run":
             page.locator("tbody th a").first.click()
             page.wait_for_selector(".picture")
-        for details in page.locator("details").all():
-            details.evaluate("e => { e.open = true; }")
-        settled(page)
-        assert page.evaluate("document.documentElement.scrollWidth") <= 320
+        usable(page, 320)
         clipped = page.evaluate(
             "[...document.querySelectorAll('button, select, input[type=text], summary, label, a')].filter(e => e.offsetParent "
             "&& e.scrollHeight > e.clientHeight + 2 && getComputedStyle(e).display !== 'inline').map(e => e.outerHTML.slice(0, 90))"
         )
         assert not clipped  # no glyph is cut off above or below
-        wrong = serious(page)
-        assert not wrong, json.dumps(wrong)
 
 
 @pytest.mark.parametrize("id", FROM_THE_RIGHT)
 def test_by_keyboard_in_a_language_from_the_right(browser: Browser, speaking: str, id: str) -> None:
     with opened(browser, speaking, locale=id) as page:
         answered(page)
-        seen = []
-        for _ in range(60):
-            page.keyboard.press("Tab")
-            seen.append(page.evaluate("document.activeElement.id"))
-            assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
-            if seen[-1] == "language":
-                break
-        assert seen[0] == "skip"
-        assert seen[-1] == "language"
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.id") == "skip"
+        tab_to(page, "#language")
         page.keyboard.type("Eng")  # what a closed select understands
         page.keyboard.press("Enter")
         expect(page.locator("html")).to_have_attribute("lang", "en")

@@ -88,11 +88,7 @@ EVIL = {
 }  # fmt: skip
 
 
-@pytest.mark.fault(
-    "another web site asks the local page", row="B.6",
-    sees="it is refused",
-    safe="everything",
-)  # fmt: skip
+@pytest.mark.fault("another web site asks the local page", row="B.6", sees="it is refused", safe="everything")
 @pytest.mark.parametrize("kind", EVIL)
 def test_no_route_answers_another_site(app: Starlette, client: TestClient, kind: str) -> None:
     for method, path in routes_of(app):
@@ -180,11 +176,7 @@ async def answer_to(app: Starlette, target: str) -> tuple[int, str]:
     return sent[0]["status"], b"".join(m.get("body", b"") for m in sent[1:]).decode("utf-8", "replace")
 
 
-@pytest.mark.fault(
-    "a path that leads out of the runs", row="B.6",
-    sees="404",
-    safe="every other file",
-)  # fmt: skip
+@pytest.mark.fault("a path that leads out of the runs", row="B.6", sees="404", safe="every other file")
 def test_no_path_leads_out_of_what_is_listed(app: Starlette, tmp_path: Path) -> None:
     secret = "the secret of another folder"
     (tmp_path / "run.json").write_text(secret)
@@ -333,11 +325,7 @@ def test_bodies_that_are_no_requests_get_a_sentence(app: Starlette, client: Test
                 assert answer.json()["problems"][0]["message"], (path, body[:40])
 
 
-@pytest.mark.fault(
-    "a run whose name is HTML", row="B.6",
-    sees="its name as text",
-    safe="everything",
-)  # fmt: skip
+@pytest.mark.fault("a run whose name is HTML", row="B.6", sees="its name as text", safe="everything")
 def test_what_a_run_says_of_itself_stays_text(client: TestClient) -> None:
     """A run's name comes as JSON, without what commands a terminal, and the page makes text nodes of all of it."""
     listed = client.get("/api/runs", headers=GOOD)

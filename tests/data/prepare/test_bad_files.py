@@ -75,11 +75,7 @@ def in_reader(path: Path) -> tuple[UserError | None, int]:
         reader.end()
 
 
-@pytest.mark.fault(
-    "a Parquet bomb", row="B.4",
-    sees="one sentence",
-    safe="the machine: memory stays bounded",
-)  # fmt: skip
+@pytest.mark.fault("a Parquet bomb", row="B.4", sees="one sentence", safe="the machine: memory stays bounded")
 def test_the_bomb_takes_little_memory() -> None:
     """701 bytes that decode to 100 GB."""
     Path("bomb.parquet").write_bytes(bad_files.bomb())

@@ -110,10 +110,7 @@ def test_cards_of_the_command_line_are_in_the_next_command() -> None:
     (("--world", "6", "--per-node", "4", "--gpu", "3060"), "--per-node"),
 ])  # fmt: skip
 def test_what_several_cards_cannot_is_refused(words: tuple[str, ...], said: str) -> None:
-    refused = foretrain("plan", MODEL, "--method", "lora", *words)
-    assert refused.returncode == 2
-    assert said in refused.stderr
-    assert "Traceback" not in refused.stderr
+    foretrain("plan", MODEL, "--method", "lora", *words, code=2, says=said)
 
 
 def test_a_loop_that_wraps_nothing_is_refused_in_python_too() -> None:

@@ -371,9 +371,7 @@ def test_what_is_not_there_is_taken_for_what_it_looks_like(
     word: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    result = foretrain("plan", word, "--method", "lora", "--gpu", "RTX 4070")
-    assert result.returncode == ExitCode.USAGE
-    assert said in result.stderr
+    foretrain("plan", word, "--method", "lora", "--gpu", "RTX 4070", code=ExitCode.USAGE, says=said)
 
 
 # -- advice ----------------------------------------------------------------------------------------------------------

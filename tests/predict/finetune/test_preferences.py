@@ -253,9 +253,7 @@ DPOTrainer(model=model, args=DPOConfig(beta=0.1{more}), train_dataset=data{given
     ("", ", ref_model=other", {}), ("", ", peft_config=LoraConfig(r=8)", {}),
     ("", ", ref_model=other, peft_config=LoraConfig(r=8)", {"ref_model": "at_least"}),
 ])  # fmt: skip
-def test_a_script_of_the_dpo_trainer_is_read(
-    more: str, given: str, unplanned: dict[str, str], tmp_path: Path
-) -> None:  # fmt: skip
+def test_a_script_of_the_dpo_trainer_is_read(more: str, given: str, unplanned: dict[str, str], tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(PAIRS.format(more=f", precompute_ref_log_probs=True{more}", given=given))
     _, tune, reading = read_finetune(str(path))

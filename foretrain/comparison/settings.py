@@ -198,7 +198,9 @@ def reasons(one: Subject, other: Subject) -> tuple[str, ...]:
         found.append("tokenizer")
     if _other_text(a, b):
         found.append("dataset")
-    if one.train_unit != other.train_unit or (one.val_unit != other.val_unit and len(one.val) and len(other.val)):
+    vals = one.val_unit != other.val_unit and len(one.val) and len(other.val)
+    # Losses of preferences or of a policy have a scale of their own in each run, by the kind of loss and its beta.
+    if one.train_unit != other.train_unit or vals or not (of_text(one) and of_text(other)):
         found.append("unit")
     return tuple(found)
 

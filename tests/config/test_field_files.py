@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from foretrain.base.errors import UserError
 from foretrain.config.finetune.options import BOUNDS, FineTune
 from foretrain.config.finetune.read import read_file, read_finetune
 from tests.kit.command import REPO, foretrain
@@ -388,6 +389,7 @@ LOADED_TWICE = """
 from unsloth import FastLanguageModel
 from trl import SFTConfig, SFTTrainer
 model, tokenizer = FastLanguageModel.from_pretrained("{model}", max_seq_length=256, load_in_4bit=False)
+model = FastLanguageModel.get_peft_model(model, r=16)
 trainer = SFTTrainer(model=model, args=SFTConfig(per_device_train_batch_size=1))
 {train}
 if False:
@@ -411,6 +413,20 @@ def test_training_on_images_is_more_than_is_planned(before: str, after: str, tmp
     script = tmp_path / "script.py"
     script.write_text(LOADED_TWICE.format(model=model, train="trainer.train()").replace(before, after))
     assert set(read_finetune(str(script))[2].unplanned.values()) == {"at_least"}
+
+
+def test_a_notebook_of_two_models_or_without_adapters_has_no_verdict(tmp_path: Path, model: str) -> None:
+    whole = LOADED_TWICE.format(model=model, train="trainer.train()")
+    adapters = "model = FastLanguageModel.get_peft_model(model, r=16)\n"
+    other = f"other, _ = FastLanguageModel.from_pretrained(model_name='{model}/..')\n"
+    for number, text in enumerate((whole.replace(adapters, ""), whole.replace(adapters, other + adapters))):
+        script = tmp_path / f"{number}.py"
+        script.write_text(text)
+        assert set(read_finetune(str(script))[2].unplanned.values()) == {"unknown"}
+    generates = tmp_path / "generates.py"
+    generates.write_text("".join(whole.partition("trainer =")[0].split(adapters)) + "model.generate(x)\n")
+    with pytest.raises(UserError, match="no call that decides a fine-tuning run"):
+        read_finetune(str(generates))
 
 
 HEAD = "from trl import DPOTrainer, SFTConfig, SFTTrainer\nfrom peft import LoraConfig, PrefixTuningConfig, get_peft_model\n"

@@ -26,6 +26,8 @@ def read(table: Table, text: str) -> None:
     trains = table.flag("do_train") or any(
         key in table.keys for key in ("learning_rate", "per_device_train_batch_size")
     )
+    if not table.flag("do_train") and (key := next((k for k in ("do_predict", "do_eval") if table.flag(k)), None)):
+        raise UserError("config.finetune_not_training", path=found.source, key=key)
     if not trains and any(key in table.keys for key in (*_NOT_TRAINING, "tokenized_path")):
         key = next(key for key in (*_NOT_TRAINING, "tokenized_path") if key in table.keys)
         raise UserError("config.finetune_not_training", path=found.source, key=key)

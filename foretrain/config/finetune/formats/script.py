@@ -18,6 +18,7 @@ _MODELS = ("from_pretrained",)
 _CALLS = ("get_peft_model", "SFTConfig", "TrainingArguments", "UnslothTrainingArguments", "LoraConfig",
           "BitsAndBytesConfig", "SFTTrainer", "UnslothTrainer", "Seq2SeqTrainingArguments",
           "SentenceTransformerTrainingArguments")  # fmt: skip
+_TRAINING_CALLS = {*_CALLS} - {"BitsAndBytesConfig"}
 # What a trainer is for, by the class of its config or its own: DPOConfig, DPOTrainer.
 _TRAINER = re.compile(r"(\w+?)(Config|Trainer)")
 _TRAININGS = {
@@ -39,6 +40,7 @@ _UNSLOTH = ("FastLanguageModel", "FastModel", "FastVisionModel")
 _LOADERS = (*_UNSLOTH, "AutoModel", "SentenceTransformer")
 _OF_IMAGES = ("FastVisionModel", "AutoFeatureExtractor")  # or of sounds: of text alone the figures are too low
 _PROCESSOR = re.compile(r"\w*Processor")
+_NAMES_OF_MODEL = ("pretrained_model_name_or_path", "model_name")
 _ALONE = ("half", "bfloat16")  # what turns a model into another dtype
 _OTHER_ADAPTERS = frozenset((
     "PrefixTuningConfig", "PromptTuningConfig", "PromptEncoderConfig", "IA3Config", "AdaLoraConfig", "LoHaConfig",
@@ -66,7 +68,7 @@ def table_of_script(text: str, source: str) -> tuple[str, dict[str, Any]]:
         raise UserError("config.finetune_not_python", source=where, reason=error.msg or "cannot be read") from None
     except (ValueError, RecursionError, MemoryError):
         raise UserError("config.finetune_not_python", source=source, reason="it is nested too deeply") from None
-    if not found.called:
+    if not (found.called & _TRAINING_CALLS or found.trainings or found.trained or found.loops or found.adapts):
         raise UserError("config.finetune_no_calls", path=source)
     for each in found.scopes:
         if isinstance(each, ast.ClassDef) and any(_last(base).endswith("Trainer") for base in each.bases):
@@ -75,6 +77,8 @@ def table_of_script(text: str, source: str) -> tuple[str, dict[str, Any]]:
                 found.keys[f"{each.name}.{name}"] = Unread(f"{each.name}.{name}")
     found.decide()
     if found.called & {*_UNSLOTH}:
+        if not found.adapts and not found.keys.get("full_finetuning"):
+            found.keys["peft_config"] = Unread("no get_peft_model")
         return "unsloth", found.keys
     if "LoraConfig" in found.called and not found.adapts:
         found.keys["peft_config"] = Unread("LoraConfig, which nothing takes")
@@ -248,6 +252,8 @@ class _Script:
             self.called.add(name)
             self.trainings.add(_TRAININGS.get(trainer[1], "unknown"))
         for keyword in self._keywords(call):
+            if name in _MODELS and keyword.arg in _NAMES_OF_MODEL:
+                continue
             if keyword.arg in ("per_device_train_batch_size", "max_length", "max_seq_length"):
                 self._again(keyword)
             if keyword.arg and keyword.arg not in _OBJECTS:
@@ -294,7 +300,7 @@ class _Script:
     def _load(self, call: ast.Call, owner: str, head: str) -> None:
         self.called.add(owner)
         self.heads.add(_HEADS.get(head, "unknown") if head else "" if owner in _UNSLOTH else "embedding")
-        named = next((each.value for each in call.keywords if each.arg == "pretrained_model_name_or_path"), None)
+        named = next((each.value for each in call.keywords if each.arg in _NAMES_OF_MODEL), None)
         node = call.args[0] if call.args else named
         if node is None:
             return
@@ -340,12 +346,13 @@ class _Script:
             self.keys["max_length"] = self.length
 
     def _take(self, name: str, node: ast.expr, key: str) -> None:
-        if name in ("pretrained_model_name_or_path", "model_name"):
+        if name in _NAMES_OF_MODEL:
             key = "model_name"
         try:
             value = _literal(node, self.names)
         except Unsupported:
-            value = Unread(f"{name} = {ast.unparse(node)[:40]}")
+            itself = isinstance(node, ast.Name) and node.id == name
+            value = Unread(f"{name}, which is no one literal" if itself else f"{name} = {ast.unparse(node)[:40]}")
         if value is not None:
             self.keys[key] = value
 

@@ -42,18 +42,14 @@ if TYPE_CHECKING:
     from foretrain.predict.smallest import SmallestCard
     from foretrain.reports.views import cards as cards_view
     from foretrain.reports.views import cluster as cluster_view
+    from foretrain.reports.views import finetune as finetune_view
     from foretrain.reports.views import generation as generation_view
     from foretrain.reports.views import line as line_view
     from foretrain.reports.views import plan as plan_view
-    from foretrain.reports.views.finetune import limits as tuned_view
-    from foretrain.reports.views.finetune import screen as finetune_view
-    from foretrain.reports.views.finetune import whole as whole_view
 else:  # each answer waits for its own view alone
-    cards_view, cluster_view, generation_view, line_view, plan_view = (
-        Later(f"foretrain.reports.views.{name}") for name in ("cards", "cluster", "generation", "line", "plan")
-    )
-    tuned_view, finetune_view, whole_view = (
-        Later(f"foretrain.reports.views.finetune.{name}") for name in ("limits", "screen", "whole")
+    cards_view, cluster_view, finetune_view, generation_view, line_view, plan_view = (
+        Later(f"foretrain.reports.views.{name}")
+        for name in ("cards", "cluster", "finetune", "generation", "line", "plan")
     )
 
 WITHIN_SCHEMA = "foretrain.within/1"
@@ -95,13 +91,10 @@ def line(message: Message) -> None:
 
 def largest(plan: AnyPlan, found: Largest, form: Form) -> None:
     """Print the largest value of an option that fits."""
-    made = line_view.largest(plan, found)
     if form.as_json:
         print_json(found.to_json(schema=LARGEST_SCHEMA))
-    elif isinstance(made, Message):
-        line(made)
     else:
-        document(made)
+        document(limits_view.largest(plan, found))
 
 
 def smallest(plan: AnyPlan, found: "SmallestCard", form: Form) -> None:
@@ -144,7 +137,7 @@ def one(plan: AnyPlan, form: Form) -> None:
     elif isinstance(plan, Plan):
         document(plan_view.document(plan, datetime.now(), kept_advice.short_list(plan)))
     elif isinstance(plan, FineTunePlan):
-        _shown(finetune_view.screen(plan, changes, form.asked) if brief else whole_view.document(plan, changes))
+        _shown(finetune_view.screen(plan, changes, form.asked) if brief else finetune_view.document(plan, changes))
     elif isinstance(plan, ClusterPlan):
         _shown(cluster_view.screen(plan, form.asked) if brief else cluster_view.document(plan))
     else:
@@ -167,18 +160,16 @@ def _changes(plan: FineTunePlan | InferencePlan) -> "tuple[Advice, ...]":
 
 def print_within(plan: AnyPlan, found: Within, form: Form, largest: Largest | None = None) -> None:
     """Print the answer of --within and --tokens. `largest`: with the largest value of an option, as --largest found."""
-    then = found.plan
     if form.as_json:
         print_json({**found.to_json(schema=WITHIN_SCHEMA), **({"largest": largest.to_json()} if largest else {})})
     elif form.oneline:
-        line(line_view.line(then, found.steps))
-    elif isinstance(then, ClusterPlan):
-        _shown(cluster_view.document(then, found) if form.full else cluster_view.screen(then, form.asked, found))
-    elif isinstance(then, FineTunePlan):
-        _shown(tuned_view.document(found, largest) if form.full else tuned_view.screen(found, form.asked, largest))
+        line(line_view.line(found.plan, found.steps))
     else:
-        assert isinstance(plan, Plan)
-        _shown(limits_view.within(plan, found) if form.full else first_view.within(plan, found, form.asked))
+        assert not isinstance(plan, InferencePlan)
+        whole = form.full
+        _shown(
+            limits_view.within(plan, found, largest) if whole else limits_view.screen(plan, found, form.asked, largest)
+        )
 
 
 def print_best(plan: Plan, found: "Best", form: Form) -> None:

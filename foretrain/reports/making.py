@@ -36,7 +36,7 @@ from foretrain.reports.views import compare, snapshot
 from foretrain.reports.views import log as log_view
 from foretrain.reports.views import plan as plan_view
 from foretrain.reports.views import run as run_view
-from foretrain.reports.views.finetune import run as trainer_view
+from foretrain.reports.views import trainer_run as trainer_view
 from foretrain.runs.folder import RunDirectory
 from foretrain.runs.record import RECORD, folder_of, source_of
 

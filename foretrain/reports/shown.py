@@ -39,7 +39,7 @@ _PRE = '<pre style="white-space:pre;overflow-x:auto;font-family:monospace">{code
 VIEWS = {
     "Plan": "plan", "Comparison": "compare", "RunExplanation": "run_explain", "LogExplanation": "log",
     "SnapshotAnalysis": "snapshot", "ClusterPlan": "cluster", "Evaluation": "scores",
-    "InferencePlan": "generation", "FineTunePlan": "finetune.whole",
+    "InferencePlan": "generation", "FineTunePlan": "finetune",
 }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from foretrain.app.trainer_session import TrainerSession, Wishes
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.reports import text
 from foretrain.reports.document import Document, Message
-from foretrain.reports.views.finetune import run as run_view
+from foretrain.reports.views import trainer_run as run_view
 
 
 class ForetrainCallback(TrainerCallback):

@@ -24,11 +24,10 @@ from foretrain.reports.html import block_json, document_json
 from foretrain.reports.views import advice as advice_view
 from foretrain.reports.views import cards as cards_view
 from foretrain.reports.views import cluster as cluster_view
+from foretrain.reports.views import finetune as finetune_view
 from foretrain.reports.views import generation as generation_view
 from foretrain.reports.views import memory as memory_view
 from foretrain.reports.views import plan as plan_view
-from foretrain.reports.views.finetune import screen as finetune_view
-from foretrain.reports.views.finetune import whole as finetune_whole
 from foretrain.reports.views.lead import strategy, what
 
 SCHEMA = "foretrain.page/1"
@@ -68,10 +67,10 @@ def _shown(plan: AnyPlan) -> _Shown:
         needs = [(strategy(rank), rank.memory, rank.verdict) for rank in ranks]
         return _Shown(made, needs, (made.subtitle,), screen=cluster_view.screen(plan, _QUIET))
     if isinstance(plan, FineTunePlan):
-        made, said = finetune_whole.document(plan, ()), finetune_whole.sizes(plan)
+        made, said = finetune_view.document(plan, ()), finetune_view.sizes(plan)
         needs = [(what(plan), plan.memory, plan.verdict)]
-        figures, screen = plan_view.of_finetune(plan), finetune_view.screen(plan, (), _QUIET)
-        return _Shown(made, needs, (made.title, said), figures, [finetune_whole.bars(plan)], screen)
+        figures, screen = plan_view.of_plan(plan), finetune_view.screen(plan, (), _QUIET)
+        return _Shown(made, needs, (made.title, said), figures, [memory_view.phase_bars(plan, plan.memory)], screen)
     made, screen = generation_view.document(plan), generation_view.screen(plan, (), _QUIET)
     needs = [(Message("first.said", {"text": plan.asked.weights}), plan.memory, plan.verdict)]
     return _Shown(made, needs, (made.title,), screen=screen)

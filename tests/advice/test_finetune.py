@@ -22,7 +22,7 @@ from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.forecast import Probe
 from foretrain.predict.largest import Largest
 from foretrain.reports.views.advice import change_text, four_bits_more, screen
-from foretrain.reports.views.finetune.limits import largest as largest_said
+from foretrain.reports.views.limits import largest_value
 from tests.kit.command import foretrain
 from tests.kit.finetune import planned
 
@@ -201,7 +201,7 @@ def test_the_next_larger_value_that_is_too_tight_says_so() -> None:
             Probe(value=128, verdict="does_not_fit", needed_expected_bytes=beyond),
         )
         made = Largest(option="seq_len", value=64, searched_all=False, available_bytes=room, probes=probes)
-        assert ("too tight" in largest_said(plan, made).text()) == tight
+        assert ("too tight" in largest_value(plan, made).text()) == tight
 
 
 # -- the command that comes next -------------------------------------------------------------------------------------

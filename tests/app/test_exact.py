@@ -47,6 +47,7 @@ from foretrain.predict.trace.service import Request, TraceUnavailable, traces
 from foretrain.reports import text
 from foretrain.reports.document import Document, Message, Paragraph
 from foretrain.reports.views import explain as explain_view
+from foretrain.reports.views import limits as limits_view
 from foretrain.reports.views import plan as plan_view
 from foretrain.reports.views.lead import lead_of
 from tests.kit import fork_server
@@ -436,7 +437,7 @@ def test_largest_batch_is_one_below_what_dies() -> None:
         config = base.config.model_copy(update={"batch_size": value})
         again = traced(plan(config, GPU, used_by_others_bytes=base.used_by_others_bytes))
         assert again.memory_of("foretrain").verdict == probes[value].verdict
-    text = str(_texts(explain_view.largest(base, found)))
+    text = str(_texts(limits_view.largest(base, found)))
     assert "is the largest that fits" in text
 
 
@@ -444,9 +445,9 @@ def test_the_end_of_the_search_is_no_limit_of_the_card(monkeypatch: pytest.Monke
     monkeypatch.setitem(RANGES, "batch_size", Range(1, 5))
     found = largest(small_plan(), "batch_size", list)
     assert (found.value, found.searched_all) == (5, True)
-    text = str(_texts(explain_view.largest(small_plan(), found)))
+    text = str(_texts(limits_view.largest(small_plan(), found)))
     assert "fits" in text
-    assert "larger values were not tried" in text
+    assert "No larger value was tried" in text
 
 
 def test_contexts_below_the_granule_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -552,7 +553,7 @@ def test_largest_on_the_command_line() -> None:
 def test_check_fails_where_no_value_fits() -> None:
     words = ["plan", *WORDS, "--compile=false", "--gpu", "4070", "--used-by-others", "11.46GiB", "--largest", "n_layer"]
     result = foretrain(*words, "--check", code=3)
-    assert "No n_layer fits" in result.stdout
+    assert "Not even n_layer = 1 fits" in result.stdout
     assert "n_layer" in result.stderr
 
 

@@ -186,7 +186,7 @@ def test_the_first_screen_says_what_is_beyond() -> None:
     said = first_screen("plan", *words, "--seq-len", "9000", most_lines=14).stdout
     assert "8,192 positions" in " ".join(said.split())
     assert "positions" not in first_screen("plan", *words, "--seq-len", "8192", most_lines=14).stdout
-    said = foretrain("plan", "gpt2", *words[1:], "--largest", "seq_len").stdout
+    said = " ".join(foretrain("plan", "gpt2", *words[1:], "--largest", "seq_len").stdout.split())
     assert "seq_len = 1,024 fits" in said
     assert "1,024 positions" in said
 

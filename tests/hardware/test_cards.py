@@ -137,7 +137,7 @@ def test_a_card_of_amd_is_no_count_of_cards() -> None:
     assert parse("8xH100")[1:] == (8, "H100")
     assert parse("3090 x 2")[1:] == (2, "3090")
     done = foretrain("plan", "--inference", "qwen3-8b", "--gpu", "7900 XTX", code=0)
-    assert "Fits. Needs 16.15 GiB" in done.stdout
+    assert "Fits. Peak 16.15 GiB" in done.stdout
 
 
 @pytest.mark.parametrize("gpu", ["7900 XTX", "MI300X", "B580", "Strix Halo 128GB", "M4 Max 64GB"])

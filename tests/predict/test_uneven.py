@@ -12,7 +12,7 @@ from foretrain.predict.largest import Largest
 from foretrain.predict.plan import plan
 from foretrain.reports.document import Paragraph
 from foretrain.reports.views import advice as advice_view
-from foretrain.reports.views import explain as explain_view
+from foretrain.reports.views import limits as limits_view
 from foretrain.reports.views import outlook as outlook_view
 from foretrain.reports.views.shared import uneven
 
@@ -43,7 +43,7 @@ def test_a_search_over_traces() -> None:
         found = Largest(
             option=option, value=12, searched_all=False, available_bytes=12 * GIB, probes=probes, source="traced"
         )
-        document = explain_view.largest(plan(RunConfig(), find("RTX 4070")), found)
+        document = limits_view.largest(plan(RunConfig(), find("RTX 4070")), found)
         return [text for section in document.sections for text in said(section.blocks)]
 
     assert WHY in blocks("batch_size", True)

@@ -192,7 +192,7 @@ def test_the_answer_says_what_has_to_follow() -> None:
     assert "To be safe" in shown
     assert "epochs" in shown
     exact = foretrain("plan", D, "--gpu", "4070", "--tokens", "5B", "--full").stdout
-    assert "max_iters = 9,536" in exact  # 5e9 // 524,288
+    assert "9,536 steps" in exact  # 5e9 // 524,288
     assert "To be safe" not in exact
 
 

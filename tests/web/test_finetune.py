@@ -30,9 +30,9 @@ from foretrain.predict.timing import PRICES
 from foretrain.reports.document import cell_text
 from foretrain.reports.html import block_json
 from foretrain.reports.views import cards as cards_view
+from foretrain.reports.views import finetune as finetune_view
 from foretrain.reports.views.advice import short
-from foretrain.reports.views.finetune import screen as screen_view
-from foretrain.reports.views.finetune import whole as whole_view
+from foretrain.reports.views.memory import phase_bars
 from foretrain.reports.views.shared import card_memory
 from foretrain.web import calls, routes
 from tests.kit.command import foretrain
@@ -102,11 +102,11 @@ def test_a_plan_on_the_page_is_the_terminals(client: TestClient) -> None:
     answer = tuned(client, "plan", asked)
     words = ["--method=lora", "--seq_len=512", "--batch_size=2", "--gradient_checkpointing", "--max_steps=10"]
     plan = plan_question(question(SMALL, words), "RTX 4090", "2GB")
-    shown = screen_view.screen(plan, (), Typed(quiet=True))
+    shown = finetune_view.screen(plan, (), Typed(quiet=True))
     assert answer["rows"] == [[row.label.text(), cell_text(row.text)] for row in shown.rows]
     of_the_card = card_memory(plan.gpu)[0]
     assert [part["text"] for part in answer["verdict"]] == [shown.lead[0].message.text(), of_the_card.message.text()]
-    document = whole_view.document(plan, ())
+    document = finetune_view.document(plan, ())
     assert [part["title"] for part in answer["sections"]] == [part.title.text() for part in document.sections[1:]]
     told = foretrain(*shlex.split(answer["command"])[1:], "--full").stdout
     assert "".join(answer["verdict"][0]["text"].split()) in "".join(told.split())
@@ -115,7 +115,7 @@ def test_a_plan_on_the_page_is_the_terminals(client: TestClient) -> None:
     figures = {figure["id"]: figure for figure in answer["figures"]}
     assert {"memory_needed", "available", "step", "speed", "mfu", "wall", "energy", "cost"} == set(figures)
     assert {figure["source"] for figure in figures.values()} == {"estimated", "RTX 4090"}
-    drawn = whole_view.bars(plan)
+    drawn = phase_bars(plan, plan.memory)
     assert answer["pictures"] == json.loads(json.dumps([block_json(drawn)]))
     for bar, phase in zip(drawn.bars, plan.memory.phases, strict=True):
         assert sum(size for _, size in bar.parts) == max(phase.needed_expected_bytes, phase.allocated_bytes)
@@ -289,7 +289,7 @@ def test_the_answer_speaks_the_language(client: TestClient) -> None:
         answer = client.post("/api/plan", headers=headers, json=asked).json()
         with messages.speaking(id):
             plan = plan_question(question(SMALL, ["--method=lora", "--seq_len=256"]), "RTX 4090")
-            assert answer["verdict"][0]["text"] == screen_view.screen(plan, (), Typed()).lead[0].message.text()
+            assert answer["verdict"][0]["text"] == finetune_view.screen(plan, (), Typed()).lead[0].message.text()
             form = client.post("/api/form", headers=headers, json={"kind": "fine-tuning"}).json()
             help = {field["name"]: field["help"] for field in form["fields"]}["seq_len"]
             assert help == messages.option_help("seq_len", FINETUNE_OPTIONS["seq_len"].help, "finetune_knob")

@@ -12,7 +12,7 @@ from foretrain.reports import text
 from foretrain.reports.document import Document
 from foretrain.reports.views import log as log_view
 from foretrain.reports.views import run_explain, snapshot
-from foretrain.reports.views.finetune import run as trainer_view
+from foretrain.reports.views import trainer_run as trainer_view
 
 EPILOG = """Examples:
 

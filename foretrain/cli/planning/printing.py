@@ -46,22 +46,17 @@ if TYPE_CHECKING:
     from foretrain.predict.smallest import SmallestCard
     from foretrain.reports.views import cards as cards_view
     from foretrain.reports.views import cluster as cluster_view
+    from foretrain.reports.views import finetune as finetune_view
     from foretrain.reports.views import generation as generation_view
     from foretrain.reports.views import limits as limits_view
     from foretrain.reports.views import line as line_view
     from foretrain.reports.views import plan as plan_view
-    from foretrain.reports.views.finetune import limits as tuned_view
-    from foretrain.reports.views.finetune import screen as finetune_view
-    from foretrain.reports.views.finetune import whole as whole_view
 else:  # each answer waits for its own view alone
-    cards_view, cluster_view, generation_view, limits_view, line_view, plan_view = (
+    cards_view, cluster_view, finetune_view, generation_view, limits_view, line_view, plan_view = (
         Later(f"foretrain.reports.views.{name}")
-        for name in ("cards", "cluster", "generation", "limits", "line", "plan")
+        for name in ("cards", "cluster", "finetune", "generation", "limits", "line", "plan")
     )
     tuning = Later("foretrain.app.finetune")
-    tuned_view, finetune_view, whole_view = (
-        Later(f"foretrain.reports.views.finetune.{name}") for name in ("limits", "screen", "whole")
-    )
 
 PLANS_SCHEMA = "foretrain.plan/1#plans"
 
@@ -98,13 +93,10 @@ def line(message: Message) -> None:
 
 def largest(plan: AnyPlan, found: Largest, form: Form) -> None:
     """Print the largest value of an option that fits."""
-    made = line_view.largest(plan, found)
     if form.as_json:
         print_json(found.to_json(schema="foretrain.plan/1#largest"))
-    elif isinstance(made, Message):
-        line(made)
     else:
-        document(made)
+        document(limits_view.largest(plan, found))
 
 
 def smallest(plan: AnyPlan, found: "SmallestCard", form: Form) -> None:
@@ -147,7 +139,7 @@ def one(plan: AnyPlan, form: Form) -> None:
     elif isinstance(plan, Plan):
         document(plan_view.document(plan, datetime.now(), short_list(plan, plan.step)))
     elif isinstance(plan, FineTunePlan):
-        _shown(finetune_view.screen(plan, changes, form.asked) if brief else whole_view.document(plan, changes))
+        _shown(finetune_view.screen(plan, changes, form.asked) if brief else finetune_view.document(plan, changes))
     elif isinstance(plan, ClusterPlan):
         _shown(cluster_view.screen(plan, form.asked) if brief else cluster_view.document(plan))
     else:
@@ -170,19 +162,17 @@ def _changes(plan: FineTunePlan | InferencePlan) -> "tuple[Advice, ...]":
 
 def print_within(plan: AnyPlan, found: Within, form: Form, largest: Largest | None = None) -> None:
     """Print the answer of --within and --tokens. `largest`: with the largest value of an option, as --largest found."""
-    then = found.plan
     if form.as_json:
         beside = {"largest": largest.to_json()} if largest else {}
         print_json({**found.to_json(schema="foretrain.plan/1#within"), **beside})
     elif form.oneline:
-        line(line_view.line(then, found.steps))
-    elif isinstance(then, ClusterPlan):
-        _shown(cluster_view.document(then, found) if form.full else cluster_view.screen(then, form.asked, found))
-    elif isinstance(then, FineTunePlan):
-        _shown(tuned_view.document(found, largest) if form.full else tuned_view.screen(found, form.asked, largest))
+        line(line_view.line(found.plan, found.steps))
     else:
-        assert isinstance(plan, Plan)
-        _shown(limits_view.within(plan, found) if form.full else first_view.within(plan, found, form.asked))
+        assert not isinstance(plan, InferencePlan)
+        whole = form.full
+        _shown(
+            limits_view.within(plan, found, largest) if whole else limits_view.screen(plan, found, form.asked, largest)
+        )
 
 
 def print_best(plan: Plan, found: "Best", form: Form) -> None:

@@ -10,7 +10,7 @@ from foretrain.predict.forecast import AnyPlan
 from foretrain.predict.memory import REFUSED
 from foretrain.predict.plan import Plan
 from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Row, Screen, Section, Table
-from foretrain.reports.views.finetune.screen import batch_rows, bound_rows
+from foretrain.reports.views.finetune import batch_rows, bound_rows
 from foretrain.reports.views.lead import assumed_rows, title
 from foretrain.reports.views.shared import TONES, assumed, needs_of_free, uncalibrated, verdict_word
 

@@ -6,29 +6,21 @@ from foretrain.advice.asked import Asked
 from foretrain.hardware.cluster import Cluster
 from foretrain.predict.memory import REFUSED
 from foretrain.predict.ranks import Change, ClusterPlan, Factor, RankPlan, notes_of_ranks
-from foretrain.predict.speed.time import Range
-from foretrain.predict.within import Within
 from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Row, Screen, Section, Table
 from foretrain.reports.views.lead import assumed_rows, assumptions, lead_of, link, strategy, title
-from foretrain.reports.views.plan import duration
-from foretrain.reports.views.shared import TONES, cost_of, needs_of_free, uncalibrated, verdict_word, within_answer
+from foretrain.reports.views.shared import TONES, needs_of_free, verdict_word
+from foretrain.reports.views.takes import no_time, speed_source, takes_rows, time_rows
 
 MOST_LINES = 17
 
 
-def screen(plan: ClusterPlan, asked: Asked, within: Within | None = None) -> Screen:
-    """`within`: what fits in a limit, which the plan is of."""
-    lead = lead_of(plan)
-    changed: tuple[str, ...] = ()
-    if within is not None:
-        lead.insert(1 if plan.verdict in REFUSED else 0, Paragraph(within_answer(within), "good"))
-        changed = () if asked.wrote else tuple(f"--{name}={getattr(plan.config, name)}" for name in within.changed)
-    rows = [*_pays(plan), *_takes(plan), Row(Message("cluster.label.link"), links(plan))]
+def screen(plan: ClusterPlan, asked: Asked) -> Screen:
+    rows = [*_pays(plan), *takes_rows(plan, plan.timing), Row(Message("cluster.label.link"), links(plan))]
     rows += [Row(Message("first.label.note"), each) for each in refused(plan)]
-    rows += [*_next(plan, asked, changed), *assumed_rows(plan)]
+    rows += [*next_rows(plan, asked), *assumed_rows(plan)]
     if not asked.quiet:
         rows.append(Row(Message("first.label.more"), Message("cluster.more"), optional=3))
-    return Screen(title(plan, asked), tuple(lead), _table(plan), tuple(rows), most_lines=MOST_LINES)
+    return Screen(title(plan, asked), tuple(lead_of(plan)), _table(plan), tuple(rows), most_lines=MOST_LINES)
 
 
 def shown(plan: ClusterPlan) -> list[RankPlan]:
@@ -80,26 +72,7 @@ def _pays(plan: ClusterPlan) -> list[Row]:
     return rows + helps
 
 
-def _takes(plan: ClusterPlan) -> list[Row]:
-    rank = plan.best or plan.least
-    timing = rank.timing
-    if timing is None:
-        why = Message("first.no_time", {"gpu": plan.cluster.gpu.name})
-        if plan.one_card.of_untimed_recipe:
-            why = Message("first.no_time_of_recipe", {"recipe": plan.config.recipe})
-        return [Row(Message("first.label.time"), why)]
-    total, work = timing.length_s, plan.one_card.work
-    values = {
-        "total": (total.low_s, total.expected_s, total.high_s), "steps": work.steps, "step": timing.step_s.expected_s,
-        "micro_batches": plan.micro_batches, "batch_size": plan.config.batch_size,
-    }  # fmt: skip
-    said = Message("cluster.time", values), cost_of(plan.config, timing, plan.gpu, plan.cluster.world)
-    if plan.verdict in REFUSED:
-        said = tuple(Message("first.if_fitted", {"text": each}) for each in said)
-    return [Row(Message(f"first.label.{label}"), text) for label, text in zip(("time", "cost"), said, strict=True)]
-
-
-def _next(plan: ClusterPlan, asked: Asked, changed: Sequence[str]) -> list[Row]:
+def next_rows(plan: ClusterPlan, asked: Asked, changed: Sequence[str] = ()) -> list[Row]:
     """The command that runs it, of several machines the one that writes a job for them; where nothing fits, the one
     that looks for a micro-batch."""
     if asked.quiet:
@@ -192,15 +165,12 @@ def _between(cluster: Cluster) -> Cell:
 # -- the whole plan ------------------------------------------------------------------------------------------------
 
 
-def document(plan: ClusterPlan, within: Within | None = None) -> Document:
-    """`within`: what fits in a limit, which the plan is of."""
+def document(plan: ClusterPlan) -> Document:
     cluster, one = plan.cluster, plan.one_card
     subtitle = Message("cluster.subtitle", {
         "cluster": cluster.text, "memory": cluster.gpu.memory_bytes or 0, "dtype": one.dtype, "world": cluster.world,
     })  # fmt: skip
-    answer = [] if within is None else [Section(Message("within.section"), (Paragraph(within_answer(within), "good"),))]
     sections = [
-        *answer,
         Section(Message("plan.verdict"), tuple(_verdict(plan))),
         Section(Message("cluster.section.strategies"), (_strategies(plan), *map(Paragraph, refused(plan)))),
         Section(Message("plan.memory"), tuple(_phases(plan))),
@@ -292,40 +262,10 @@ def _communication(plan: ClusterPlan) -> list[Block]:
 
 
 def _time(plan: ClusterPlan) -> list[Block]:
-    rank, one = plan.best or plan.least, plan.one_card
-    timing = rank.timing
-    if timing is None or rank.time is None:
-        id = "plan.no_time_of_recipe" if one.of_untimed_recipe else "plan.no_time"
-        return [Paragraph(Message(id, {"gpu": plan.cluster.gpu.name, "recipe": plan.config.recipe}))]
-    total, own, waits = timing.length_s, rank.time.compute_s, rank.time.waits_s
-    rows: list[tuple[Cell, ...]] = [
-        (Message("row.step_time"), duration(*_span(timing.step_s))),
-        (Message("cluster.row.own"), duration(*_span(own))),
-        (Message("cluster.row.waits"), duration(*_span(waits))),
-        (Message("row.throughput"), Message("value.throughput", {"tokens_per_s": timing.tokens_per_s})),
-        (Message("row.total_time"), duration(*_span(total))),
-    ]
-    if timing.mfu is not None:
-        rows.insert(4, (Message("cluster.row.mfu"), Quantity(timing.mfu, "percent")))
-    if one.timing is not None:
-        rows.append((Message("cluster.row.one_card"), duration(*_span(one.timing.length_s))))
-    if timing.power is not None:
-        values = {
-            "expected": timing.energy_expected_j, "low": timing.energy_low_j, "high": timing.energy_high_j,
-            "watts": timing.power.expected_w, "count": plan.cluster.world,
-        }  # fmt: skip
-        rows.append((Message("row.energy"), Message("cluster.energy", values)))
-    money = timing.money()
-    if money is not None:
-        values = {"low": money[0], "expected": money[1], "high": money[2], "currency": plan.config.currency}
-        label = "row.rent" if timing.rent_expected is not None else "row.electricity"
-        rows.append((Message(label), Message("cluster.money", values)))
-    source = uncalibrated(one) if timing.source == "estimated" else Message("source.calibrated")
-    return [Table((), tuple(rows)), Paragraph(source)]
-
-
-def _span(found: Range) -> tuple[float, float, float]:
-    return found.low_s, found.expected_s, found.high_s
+    timing = plan.timing
+    if timing is None:
+        return [Paragraph(no_time(plan, "plan"))]
+    return [Table((), tuple(time_rows(plan, timing))), Paragraph(speed_source(plan, timing))]
 
 
 def _notes(plan: ClusterPlan) -> list[Block]:

@@ -1,12 +1,12 @@
-"""An Explanation and a search for the largest setting as Documents."""
+"""An Explanation as a Document, and the tables that any explanation has."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from foretrain.analysis.components import Explanation, Line, Sum, TensorGroup
-from foretrain.predict.largest import Largest
+from foretrain.predict.memory import Component
 from foretrain.predict.plan import Plan
 from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
-from foretrain.reports.views.shared import assumed, uneven
+from foretrain.reports.views.shared import assumed
 
 TENSOR_ROWS = 16
 BECAUSE = {
@@ -53,22 +53,25 @@ def _component(id: str) -> Message:
     return Message(f"component.{id}")
 
 
-def sums_table(sums: tuple[Sum, ...], named: Callable[[str], Message] = _component) -> Table:
+def sums_table(
+    sums: Sequence[Sum | Component], named: Callable[[str], Message] = _component, total_id: str = "component.total"
+) -> Table:
     """Each component with its formula, and the formula with numbers, where there are any; what is too small is one
-    row. `named`: the name of a component."""
-    names = ("component", "bytes", "formula", "numbers")[: 4 if any(row.numbers for row in sums) else 3]
+    row. `named`: the name of a component; `total_id`: of all of them."""
+    numbers = [row.numbers if isinstance(row, Sum) else "" for row in sums]
+    names = ("component", "bytes", "formula", "numbers")[: 4 if any(numbers) else 3]
     names = names if any(row.formula for row in sums) else names[:2]
     columns = tuple(Message(f"column.{name}") for name in names)
     total = sum(row.size_bytes for row in sums)
     rows: list[tuple[Cell, ...]] = [
-        (named(row.id), Quantity(row.size_bytes, "bytes"), row.formula, row.numbers)
-        for row in sums
+        (named(row.id), Quantity(row.size_bytes, "bytes"), row.formula, number)
+        for row, number in zip(sums, numbers, strict=True)
         if row.size_bytes * 2000 >= total
     ]
     rest = sum(row.size_bytes for row in sums if row.size_bytes * 2000 < total)
     if rest:
         rows.append((Message("component.rest"), Quantity(rest, "bytes"), "", ""))
-    rows.append((Message("component.total"), Quantity(total, "bytes"), "", ""))
+    rows.append((Message(total_id), Quantity(total, "bytes"), "", ""))
     return Table(columns, tuple(row[: len(names)] for row in rows), frozenset({1}))
 
 
@@ -127,42 +130,3 @@ def _range(line: Line) -> Cell:
     if line.low_bytes == line.high_bytes:
         return Quantity(line.low_bytes, "bytes")
     return Quantity((line.low_bytes, line.high_bytes), "bytes_range")
-
-
-def _uneven(found: Largest) -> tuple[Paragraph, ...]:
-    if found.option != "batch_size" or found.source == "estimated":
-        return ()
-    return uneven((probe.value, probe.needed_expected_bytes) for probe in found.probes)
-
-
-def largest(plan: Plan, found: Largest) -> Document:
-    values = {
-        "option": found.option, "value": found.value or 0, "step": Message(f"step.{plan.step}"), "gpu": plan.gpu.name,
-        "available": found.available_bytes,
-    }  # fmt: skip
-    id = "nothing" if found.value is None else "searched_all" if found.searched_all else "value"
-    answer = Message(f"largest.{id}", values)
-    traced = found.source == "traced"
-    names = ("verdict", "takes", "limit") if traced else ("verdict", "takes")
-    columns = (found.option, *(Message(f"column.{name}") for name in names))
-    rows = tuple(
-        (
-            f"{probe.value:,}", Message(f"word.{probe.verdict}"), Quantity(probe.needed_expected_bytes, "bytes"),
-            *((Quantity(probe.smallest_limit_bytes, "bytes"),) if traced else ()),
-        )
-        for probe in found.probes
-    )  # fmt: skip
-    table = Table(columns, rows, frozenset({0, 2, 3} if traced else {0, 2}))
-    tone = "good" if found.value else "bad"
-    section = Section(
-        Message("largest.title", values),
-        (
-            Paragraph(answer, tone),
-            table,
-            *_uneven(found),
-            Paragraph(Message("largest.how" if traced else "largest.how_estimated")),
-        ),
-    )
-    return Document(
-        Message("plan.title", {"name": plan.name}), Message("plan.source_trace" if traced else "plan.source"), [section]
-    )

@@ -7,22 +7,20 @@ import math
 
 from foretrain.advice.asked import Asked
 from foretrain.advice.best import Best
-from foretrain.advice.first_answer import FirstAnswer, within_command
+from foretrain.advice.first_answer import FirstAnswer
 from foretrain.base.messages import listed
 from foretrain.predict.memory import REFUSED
 from foretrain.predict.plan import Plan, Timing
 from foretrain.predict.spec import StepName
-from foretrain.predict.within import Within
 from foretrain.reports.document import Message, Paragraph, Quantity, Row, Screen
 from foretrain.reports.views.advice import change_text, short
 from foretrain.reports.views.lead import assumed_rows, lead_of, more_rows, title
+from foretrain.reports.views.limits import written
 from foretrain.reports.views.shared import (
-    cost_of,
     grouped,
     room,
-    warmup,
-    within_answer,
 )
+from foretrain.reports.views.takes import takes_rows
 
 LARGEST = 2  # groups of memory that are named
 
@@ -32,31 +30,6 @@ def screen(plan: Plan, answer: FirstAnswer, asked: Asked) -> Screen:
     rows += _next(plan, answer, asked)
     rows += [*assumed_rows(plan), *more_rows(plan, asked)]
     return Screen(title(plan, asked, _changed_timing(plan, answer)), tuple(lead_of(plan, asked)), None, tuple(rows))
-
-
-def within(plan: Plan, found: Within, asked: Asked) -> Screen:
-    """`--within`, `--tokens`: the steps that fit first."""
-    then = found.plan
-    assert isinstance(then, Plan)
-    lead = [Paragraph(within_answer(found), "good"), *lead_of(plan, asked, others=False)]
-    changes = (
-        Message("first.change", {"key": key, "now": getattr(plan.config, key), "then": getattr(then.config, key)})
-        for key in found.changed
-    )
-    rows = _takes(plan, then.timing, steps=found.steps)
-    if plan.verdict in REFUSED:
-        rows = [Row(row.label, Message("first.if_fitted", {"text": row.text})) for row in rows]
-    if found.changed:
-        rows.append(Row(Message("first.label.change"), listed(change.text() for change in changes)))
-    if then.config.decay_lr and plan.config.warmup_iters:
-        rows.append(Row(Message("first.label.note"), warmup(plan.config, then.config)))
-    command = within_command(plan, then, found.changed, asked)
-    rows += [
-        Row(Message("first.label.next"), command=command) if command else _written(asked),
-        *assumed_rows(plan),
-        *_all(asked),
-    ]
-    return Screen(title(plan, asked), tuple(lead), None, tuple(rows))
 
 
 def best(plan: Plan, found: Best, asked: Asked) -> Screen:
@@ -78,11 +51,11 @@ def best(plan: Plan, found: Best, asked: Asked) -> Screen:
         ),
         Paragraph(Message("first.best_needs", values)),
     )
-    rows = _takes(plan.model_copy(update={"config": c}), winner.timing, steps=winner.steps)
+    rows = takes_rows(plan.model_copy(update={"config": c}), winner.timing, steps=winner.steps)
     rows += [Row(Message("first.label.limits"), listed(Message(f"first.bind.{bind}").text() for bind in found.binds))]
     split = [Message("first.split", values).text()]
     shared = [Message(f"cluster.strategy.{c.strategy}").text()] if plan.world > 1 else []
-    rows += [Row(Message("first.label.batch"), listed([*split, *shared]), optional=2), _written(asked, plan.world)]
+    rows += [Row(Message("first.label.batch"), listed([*split, *shared]), optional=2), written(asked, plan.world)]
     rows += assumed_rows(plan, *(["no_repeats"] if found.dataset_tokens is None else []))
     rows += _all(asked)
     return Screen(Message("best.title", values), lead, None, tuple(rows))
@@ -97,49 +70,17 @@ def _batch(plan: Plan) -> list[Row]:
 
 
 def _takes_of(plan: Plan, answer: FirstAnswer) -> list[Row]:
-    timing = plan.timing_of(plan.step)
-    if plan.verdict not in REFUSED or timing is None:
-        return _takes(plan, timing)
-    mark = "if_eager" if plan.verdict == "does_not_run" else "if_fitted"
-    own, marks, instead = plan, (mark, mark), _changed_timing(plan, answer)
-    if answer.changed is not None and instead is not None:
-        own, timing = plan.model_copy(update={"config": answer.changed.config}), instead
-        marks = ("with_change", "with_it")
-    total = timing.length_s
-    values = {
-        "total": (total.low_s, total.expected_s, total.high_s), "steps": plan.work.steps,
-        "step": timing.step_s.expected_s,
-    }  # fmt: skip
-    said = Message("first.time_short", values), cost_of(own.config, timing, own.gpu)
-    rows = zip(("time", "cost"), marks, said, strict=True)
-    return [
-        Row(Message(f"first.label.{label}"), Message(f"first.{mark}", {"text": text})) for label, mark, text in rows
-    ]
+    instead = _changed_timing(plan, answer)
+    if answer.changed is None or instead is None:
+        return takes_rows(plan, plan.timing)
+    changed = plan.model_copy(update={"config": answer.changed.config})
+    return takes_rows(changed, instead, marks=("with_change", "with_it"))
 
 
 def _changed_timing(plan: Plan, answer: FirstAnswer) -> Timing | None:
     if plan.verdict not in REFUSED or plan.timing_of(plan.step) is None or answer.next != "change":
         return None
     return answer.changed.timing if answer.changed else None
-
-
-def _takes(plan: Plan, timing: Timing | None, steps: int | None = None) -> list[Row]:
-    if timing is None:
-        unknown = Row(Message("first.label.cost"), Message("first.cost_unknown"))
-        id = "first.no_time_of_recipe" if plan.of_untimed_recipe else "first.no_time"
-        why = Message(id, {"gpu": plan.gpu.name, "recipe": plan.config.recipe})
-        return [Row(Message("first.label.time"), why), unknown]
-    c, total = plan.config, timing.length_s
-    values = {
-        "total": (total.low_s, total.expected_s, total.high_s), "steps": steps or plan.work.steps,
-        "step": timing.step_s.expected_s, "tokens": (steps or plan.work.steps) * c.tokens_per_step,
-        "batches": plan.evaluation_batches,
-    }  # fmt: skip
-    id = "first.time_evaluation" if c.eval_only else "first.time"
-    return [
-        Row(Message("first.label.time"), Message(id, values)),
-        Row(Message("first.label.cost"), cost_of(plan.config, timing, plan.gpu)),
-    ]
 
 
 def _limits(plan: Plan, answer: FirstAnswer, step: StepName) -> list[Row]:
@@ -168,13 +109,6 @@ def _next(plan: Plan, answer: FirstAnswer, asked: Asked) -> list[Row]:
         values = {"change": short(plan, advice), "share": -advice.effect.longer}
         rows.append(Row(Message("first.label.faster"), Message("first.faster", values), optional=2))
     return rows
-
-
-def _written(asked: Asked, world: int = 1) -> Row:
-    if asked.wrote:
-        cards = ("--gpus", str(world)) if world > 1 else ()
-        return Row(Message("first.label.next"), command=("foretrain", "train", asked.wrote, *cards))
-    return Row(Message("first.label.next"), Message("first.write"))
 
 
 def _all(asked: Asked) -> list[Row]:

@@ -4,14 +4,13 @@ from typing import Any
 
 from foretrain.advice.asked import Asked
 from foretrain.advice.record import Advice
-from foretrain.analysis.finetune_memory import FineTuneExplanation
 from foretrain.base.messages import has, listed
 from foretrain.predict.inference.plan import InferencePlan
 from foretrain.predict.inference.speed import GenerationTiming
 from foretrain.predict.memory import FAILING, Component
 from foretrain.reports.document import Cell, Document, Message, Paragraph, Quantity, Row, Screen, Section, Table
 from foretrain.reports.views.advice import change_rows, change_text
-from foretrain.reports.views.explain import nvidia_smi, sums_table
+from foretrain.reports.views.explain import sums_table
 from foretrain.reports.views.lead import lead_of, title
 from foretrain.reports.views.shared import card_memory
 
@@ -56,9 +55,8 @@ def _formats(plan: InferencePlan, most: int) -> Table | None:
 
 
 def document(plan: InferencePlan, changes: tuple[Advice, ...] = ()) -> Document:
-    columns = tuple(Message(f"column.{name}") for name in ("finetune_component", "finetune_bytes", "finetune_formula"))
-    parts = tuple((_part(plan, part), Quantity(part.size_bytes, "bytes"), part.formula) for part in _components(plan))
-    memory = Section(Message("inference.memory"), (Table(columns, parts, frozenset({1})),))
+    parts = sums_table(_components(plan), lambda id: part(plan, id), "inference.total")
+    memory = Section(Message("inference.memory"), (parts,))
     formats = _formats(plan, len(plan.formats))
     rows = (Message("inference.label.speed"), Message("inference.value"))
     speeds = Section(Message("inference.speed"), (Table(rows, _speed_table(plan)),)) if plan.timing else None
@@ -75,25 +73,13 @@ def document(plan: InferencePlan, changes: tuple[Advice, ...] = ()) -> Document:
     return Document(title(plan, Asked()), Message("finetune.subtitle", {"where": plan.where}), sections)
 
 
-def explain_document(plan: InferencePlan, found: FineTuneExplanation) -> Document:
-    """Where the memory goes, and what nvidia-smi shows of it."""
-    table = sums_table(found.phases[0].sums, lambda id: Message(f"inference.part.{id}"))
-    smi = [Section(Message("explain.smi"), nvidia_smi(found.lines, found.conclusion))] if found.lines else []
-    sections = [
-        Section(Message("finetune.verdict"), (*lead_of(plan),)),
-        Section(Message("inference.memory"), (table,)),
-        *smi,
-    ]
-    return Document(title(plan, Asked()), Message("finetune.subtitle", {"where": plan.where}), sections)
-
-
 def _memory(plan: InferencePlan) -> list[str]:
-    return [f"{_part(plan, part).text()} {Quantity(part.size_bytes, 'bytes').text()}" for part in _components(plan)]
+    return [f"{part(plan, each.id).text()} {Quantity(each.size_bytes, 'bytes').text()}" for each in _components(plan)]
 
 
-def _part(plan: InferencePlan, part: Component) -> Message:
-    with_nccl = part.id == "overhead" and plan.asked.split == "tensor"
-    return Message("inference.part.overhead_nccl" if with_nccl else f"inference.part.{part.id}")
+def part(plan: InferencePlan, id: str) -> Message:
+    with_nccl = id == "overhead" and plan.asked.split == "tensor"
+    return Message("inference.part.overhead_nccl" if with_nccl else f"inference.part.{id}")
 
 
 def _components(plan: InferencePlan) -> tuple[Component, ...]:

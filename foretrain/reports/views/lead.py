@@ -99,6 +99,8 @@ def _verdict(plan: Plan | FineTunePlan | InferencePlan) -> Message:
         death = exact.death
         values |= {"phase": Message(f"phase.{death.phase}"), "requested": death.requested_bytes}
         values |= {"reserved": death.reserved_bytes, "allowed": death.limit_bytes}
+    if id == "does_not_fit" and isinstance(plan, InferencePlan):  # which has one phase
+        id = "does_not_fit_generating"
     said = Message(f"first.verdict.{id}", values)
     first = next((where(p) for p in memory.phases if p.verdict == "does_not_fit"), None)
     if id == "does_not_fit" and first is not None and first != values["where"]:

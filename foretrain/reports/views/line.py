@@ -8,14 +8,12 @@ from foretrain.base.messages import listed
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.forecast import AnyPlan
 from foretrain.predict.inference.plan import InferencePlan
-from foretrain.predict.largest import Largest
 from foretrain.predict.memory import REFUSED
 from foretrain.predict.plan import Plan
 from foretrain.predict.ranks import ClusterPlan, rank_of
 from foretrain.predict.smallest import SmallestCard
 from foretrain.reports.document import Document, Message, Quantity
-from foretrain.reports.views import explain, generation
-from foretrain.reports.views.finetune import limits, whole
+from foretrain.reports.views import explain, finetune
 from foretrain.reports.views.lead import name_of, strategy, sure_bytes
 from foretrain.reports.views.shared import verdict_id
 
@@ -24,10 +22,8 @@ def explanation(plan: AnyPlan, found: Explanation | FineTuneExplanation) -> Docu
     if isinstance(found, Explanation):
         assert isinstance(plan, Plan | ClusterPlan)
         return explain.document(rank_of(plan) if isinstance(plan, ClusterPlan) else plan, found)
-    if isinstance(plan, InferencePlan):
-        return generation.explain_document(plan, found)
-    assert isinstance(plan, FineTunePlan)
-    return whole.explain_document(plan, found)
+    assert isinstance(plan, FineTunePlan | InferencePlan)
+    return finetune.explain_document(plan, found)
 
 
 def smallest(plan: AnyPlan, found: SmallestCard) -> Message:
@@ -37,14 +33,6 @@ def smallest(plan: AnyPlan, found: SmallestCard) -> Message:
     cards = listed([each.place for each in found.fitting])
     values = {"name": plan.name, **found.fitting[0].model_dump(), "cards": cards, **small}
     return Message("smallest.fits" if small else "smallest.any", values)
-
-
-def largest(plan: AnyPlan, found: Largest) -> Document | Message:
-    if isinstance(plan, FineTunePlan):
-        return limits.largest(plan, found)
-    if isinstance(plan, InferencePlan):
-        return generation.most(plan)[0] if plan.longest_context else line(plan)
-    return explain.largest(plan.one_card if isinstance(plan, ClusterPlan) else plan, found)
 
 
 def line(plan: AnyPlan, steps: int | None = None) -> Message:

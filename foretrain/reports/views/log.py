@@ -29,9 +29,9 @@ from foretrain.reports.views import curves as curves_view
 from foretrain.reports.views import outlook as outlook_view
 from foretrain.reports.views import plan as plan_view
 from foretrain.reports.views.curves import loss_unit
-from foretrain.reports.views.finetune.run import change_blocks
 from foretrain.reports.views.memory import phase_bars, verdicts
 from foretrain.reports.views.run_explain import out_of_memory, remedy_blocks
+from foretrain.reports.views.trainer_run import change_blocks
 from foretrain.runs.formats import FORMATS
 from foretrain.runs.record import WatchedCard, WatchedRun
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from foretrain.base.messages import listed
 from foretrain.config.families import family_of
+from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.memory import PhaseMemory, RunMemory
 from foretrain.predict.plan import Plan
 from foretrain.predict.step_moments import MomentMemory, StepMoments
@@ -12,7 +13,6 @@ from foretrain.predict.trace.memory import Exact
 from foretrain.reports.document import (
     Bar,
     Block,
-    Cell,
     Level,
     Message,
     Moment,
@@ -22,6 +22,7 @@ from foretrain.reports.document import (
     StackedBars,
     Table,
 )
+from foretrain.reports.views.explain import sums_table
 from foretrain.reports.views.shared import GROUPS, TONES, grouped, verdict_word, why_not
 
 if TYPE_CHECKING:  # in a browser there is no training
@@ -90,34 +91,26 @@ def _exact_verdict(plan: Plan, exact: Exact, verdict: str | None) -> Message:
     return Message(f"verdict_exact.{verdict or 'unknown'}", values)
 
 
-def _needs(phase: PhaseMemory, exact: bool, reached: bool) -> tuple[Cell, ...]:
-    reserved = (Quantity(phase.reserved_bytes, "bytes"),) if exact else ()
-    low, expected, high = phase.needed_span
-    return (
-        Quantity(phase.allocated_bytes, "bytes"),
-        *reserved,
-        Quantity(expected, "bytes"),
-        Quantity((low, high), "bytes_range"),
-        Message("word.not_reached") if not reached else verdict_word(phase.verdict),
-    )
+def phase_table(memory: RunMemory, head: Message, *, reserved: bool) -> Table:
+    """What each phase of a run of any kind needs. `reserved`: with what the allocator holds."""
+    names = ("phase", "allocated", *(("reserved",) if reserved else ()), "needed", "range", "verdict")
+    rows, tones = [], []
+    for phase in memory.phases:
+        reached, (low, expected, high) = phase.phase not in memory.not_reached, phase.needed_span
+        held = (Quantity(phase.reserved_bytes, "bytes"),) if reserved else ()
+        rows.append((
+            Message(f"phase.{phase.phase}"), Quantity(phase.allocated_bytes, "bytes"), *held,
+            Quantity(expected, "bytes"), Quantity((low, high), "bytes_range"),
+            verdict_word(phase.verdict) if reached else Message("word.not_reached"),
+        ))  # fmt: skip
+        tones.append("plain" if phase.verdict == "fits" or not reached else TONES[phase.verdict])
+    heads = (head, *(Message(f"column.{name}") for name in names[1:]))
+    optional = tuple(names.index(name) for name in ("reserved", "allocated") if name in names)
+    return Table(heads, tuple(rows), frozenset(range(1, len(names) - 1)), tuple(tones), optional)
 
 
 def tables(plan: Plan) -> tuple[Block, ...]:
-    reserved = ("reserved",) if plan.exact else ()
-    names = ("phase", "allocated", *reserved, "needed", "range", "verdict")
-    heads = tuple(Message(f"column.{name}") for name in names)
-    numeric = frozenset(range(1, len(names) - 1))
-    blocks: list[Block] = []
-    for memory in plan.memories:
-        rows, tones = [], []
-        for phase in memory.phases:
-            reached = phase.phase not in memory.not_reached
-            cells = _needs(phase, bool(plan.exact), reached)
-            rows.append((Message(f"phase.{phase.phase}"), *cells))
-            tones.append("plain" if phase.verdict == "fits" or not reached else TONES[phase.verdict])
-        head = step_mode(memory)
-        optional = tuple(names.index(name) for name in ("reserved", "allocated") if name in names)
-        blocks.append(Table((head, *heads[1:]), tuple(rows), numeric, tuple(tones), optional))
+    blocks = [phase_table(memory, step_mode(memory), reserved=bool(plan.exact)) for memory in plan.memories]
     if plan.gpu.kind == "cpu":
         return *blocks, Paragraph(Message("plan.needed_explained_cpu"))
     context = plan.memory_of(plan.step).context
@@ -130,18 +123,6 @@ def tables(plan: Plan) -> tuple[Block, ...]:
 def every_byte(plan: Plan) -> tuple[Block, ...]:
     memory = plan.memory_of(plan.step)
     phase = memory.neediest
-    rows: list[tuple[Cell, ...]] = [
-        (Message(f"component.{c.id}"), Quantity(c.size_bytes, "bytes"), c.formula)
-        for c in phase.components
-        if c.size_bytes * 2000 >= phase.allocated_bytes
-    ]
-    rest = phase.allocated_bytes - sum(
-        c.size_bytes for c in phase.components if c.size_bytes * 2000 >= phase.allocated_bytes
-    )
-    if rest:
-        rows.append((Message("component.rest"), Quantity(rest, "bytes"), ""))
-    rows.append((Message("component.total"), Quantity(phase.allocated_bytes, "bytes"), ""))
-    columns = (Message("column.component"), Message("column.bytes"), Message("column.formula"))
     c, evaluates = plan.config, phase.phase.startswith("evaluate")
     batch, context = (c.eval_batch, c.eval_block) if evaluates else (c.batch_size, c.block_size)
     sizes = {
@@ -159,13 +140,13 @@ def every_byte(plan: Plan) -> tuple[Block, ...]:
     family = family_of(c)
     own = {letter: getattr(c, name) for name, letter in family.letters.items()}
     legends = [Paragraph(Message("plan.legend", sizes)), *([Paragraph(Message(family.legend, own))] if own else [])]
-    return memory_bars(plan), Paragraph(where), Table(columns, tuple(rows), frozenset({1})), *legends
+    return memory_bars(plan), Paragraph(where), sums_table(phase.components), *legends
 
 
 # -- pictures -----------------------------------------------------------------------------------------------
 
 
-def phase_parts(plan: Plan, memory: RunMemory, phase: PhaseMemory) -> tuple[tuple[str, int], ...]:
+def phase_parts(plan: Plan | FineTunePlan, memory: RunMemory, phase: PhaseMemory) -> tuple[tuple[str, int], ...]:
     """A phase up to what it is expected to need: by group, then what the process needs besides, and last what the
     allocator keeps from earlier phases: an evaluation between steps does not need that itself."""
     above = max(0, phase.needed_expected_bytes - phase.allocated_bytes)
@@ -185,7 +166,7 @@ def memory_bars(plan: Plan) -> StackedBars:
     return StackedBars(Message("picture.memory"), bars, plan.available_bytes)
 
 
-def phase_bars(plan: Plan, memory: RunMemory, measured: "MeasuredMemory | None" = None) -> StackedBars:
+def phase_bars(plan: Plan | FineTunePlan, memory: RunMemory, measured: "MeasuredMemory | None" = None) -> StackedBars:
     """A bar for each phase up to what the process is expected to need; beneath it what was measured, where it was."""
     bars = []
     for phase in memory.phases:

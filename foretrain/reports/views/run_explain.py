@@ -86,14 +86,14 @@ def _pieces(pieces: tuple[Piece, ...], texts: str) -> Table:
     rows = tuple(
         (
             Message(f"{texts}.{piece.id}"), Quantity(piece.predicted_bytes, "bytes"),
-            Quantity(piece.measured_bytes, "bytes"), _error(piece.predicted_bytes, piece.measured_bytes),
+            Quantity(piece.measured_bytes, "bytes"), error_cell(piece.predicted_bytes, piece.measured_bytes),
         )
         for piece in pieces
     )  # fmt: skip
     return Table(columns, rows, frozenset({1, 2, 3}))
 
 
-def _error(predicted: float | None, measured: float | None) -> Cell:
+def error_cell(predicted: float | None, measured: float | None) -> Cell:
     return Quantity(predicted / measured - 1, "signed_percent") if predicted and measured else ""
 
 
@@ -164,7 +164,7 @@ def _time_name(piece: TimePiece) -> Message:
 def _time_row(piece: TimePiece, wall_s: float) -> tuple[Cell, ...]:
     return (
         _time_name(piece), f"{piece.count:,}" if piece.count else "", Quantity(piece.predicted_s, "duration"),
-        Quantity(piece.measured_s, "duration"), _error(piece.predicted_s, piece.measured_s),
+        Quantity(piece.measured_s, "duration"), error_cell(piece.predicted_s, piece.measured_s),
         Quantity(_measured(piece) / wall_s if wall_s else None, "percent"),
     )  # fmt: skip
 

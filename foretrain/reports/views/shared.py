@@ -5,10 +5,8 @@ from itertools import pairwise
 from typing import Any
 
 from foretrain.base.errors import UserError
-from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Gpu
 from foretrain.predict import software
-from foretrain.predict.energy import Prices, Spending
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.forecast import AnyPlan
 from foretrain.predict.inference.plan import InferencePlan
@@ -107,21 +105,6 @@ def uneven(points: Iterable[tuple[int, int | None]]) -> tuple[Paragraph, ...]:
     return (Paragraph(Message("largest.uneven")),) if falls else ()
 
 
-def cost_of(prices: RunConfig | Prices, spent: Spending, gpu: Gpu, cards: int = 1) -> Message:
-    p, money = prices, spent.money()
-    values = {
-        "money": (*money, p.currency) if money else (0.0, 0.0, 0.0, p.currency), "price_hour": p.price_per_hour,
-        "currency": p.currency, "price_kwh": p.price_per_kwh, "energy": spent.energy_expected_j or 0.0, "count": cards,
-    }  # fmt: skip
-    if spent.rent_expected is not None and cards > 1:
-        return Message("cluster.rent", values)
-    if spent.rent_expected is not None:
-        return Message("first.rent_and_power" if spent.cost_expected else "first.rent", values)
-    if spent.energy_expected_j is None:
-        return Message("first.no_cost", {"gpu": gpu.name})
-    return Message("first.power" if spent.cost_expected else "first.energy", values)
-
-
 def taken_bytes(needed_bytes: int, verdict: Verdict | None, available_bytes: int | None) -> int:
     """What a run takes of the card. A tight one takes at most what is free: before the allocator fails, it frees what
     it only keeps."""
@@ -160,11 +143,3 @@ def within_answer(found: Within) -> Message:
     exact = found.steps_cautious == found.steps == found.steps_optimistic
     of_tokens = "within_tokens" if found.limit.kind == "tokens" else "within_exact"
     return Message(f"first.{of_tokens if exact else 'within' if found.steps_cautious else 'within_not_sure'}", values)
-
-
-def warmup(asked: RunConfig, fitting: RunConfig) -> Message:
-    values = {
-        "warmup": fitting.warmup_iters, "steps": fitting.max_iters, "share": fitting.warmup_iters / fitting.max_iters,
-        "asked": asked.warmup_iters, "asked_steps": asked.max_iters,
-    }  # fmt: skip
-    return Message("within.warmup", values)

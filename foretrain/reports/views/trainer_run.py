@@ -10,7 +10,7 @@ from foretrain.reports.document import Block, Cell, Document, Message, Only, Par
 from foretrain.reports.views.advice import change_text
 from foretrain.reports.views.curves import losses
 from foretrain.reports.views.lead import lead_of, title
-from foretrain.reports.views.run_explain import out_of_memory
+from foretrain.reports.views.run_explain import error_cell, out_of_memory
 from foretrain.runs.record import TrainerRun
 
 Rows = list[tuple[Cell, ...]]
@@ -31,7 +31,7 @@ def before(plan: FineTunePlan | None, problem: str, cards: int) -> Document:
     if on_card:
         said += lead_of(plan)
     rows = tuple(_phase(phase, on_card=on_card) for phase in plan.memory.phases)
-    names = ("finetune_phase", "finetune_allocated", *(("finetune_reserved",) if on_card else ()))
+    names = ("phase", "allocated", *(("reserved",) if on_card else ()))
     said.append(Table(tuple(Message(f"column.{name}") for name in names), rows, frozenset({1, 2})))
     said.append(Paragraph(_speed(plan)))
     tune = plan.tune
@@ -151,15 +151,11 @@ def _pieces(pieces: tuple[Piece, ...], head: str) -> Table:
     rows = tuple(
         (
             Message(f"phase.{piece.id}"), Quantity(piece.predicted_bytes, "bytes"),
-            Quantity(piece.measured_bytes, "bytes"), _error(piece.predicted_bytes, piece.measured_bytes),
+            Quantity(piece.measured_bytes, "bytes"), error_cell(piece.predicted_bytes, piece.measured_bytes),
         )
         for piece in pieces
     )  # fmt: skip
     return Table(columns, rows, frozenset({1, 2, 3}))
-
-
-def _error(predicted: float | None, measured: float | None) -> Cell:
-    return Quantity(predicted / measured - 1, "signed_percent") if predicted and measured else "–"
 
 
 def _step(found: TrainerRunExplanation) -> tuple[Block, ...]:
@@ -169,7 +165,7 @@ def _step(found: TrainerRunExplanation) -> tuple[Block, ...]:
     columns = (Message("column.component"), *(Message(f"column.{name}") for name in ("predicted", "measured", "error")))
     predicted, tokens = found.predicted_tokens_per_s, record.tokens_per_s
     seconds = Quantity(step.predicted_s, "duration"), Quantity(step.measured_s, "duration")
-    rows: Rows = [(Message("callback.step"), *seconds, _error(step.predicted_s, step.measured_s))]
+    rows: Rows = [(Message("callback.step"), *seconds, error_cell(step.predicted_s, step.measured_s))]
     if record.first_step_s:
         rows.append((Message("callback.first_step"), "–", Quantity(record.first_step_s, "duration"), "–"))
     if tokens:
@@ -178,7 +174,7 @@ def _step(found: TrainerRunExplanation) -> tuple[Block, ...]:
                 Message("callback.tokens"),
                 Quantity(predicted, "count"),
                 Quantity(tokens, "count"),
-                _error(predicted, tokens),
+                error_cell(predicted, tokens),
             )
         )
     return (Table(columns, tuple(rows), frozenset({1, 2, 3})),)

@@ -1,0 +1,198 @@
+"""A fine-tuning plan: does it fit, how fast, what takes the memory, what to change; or all of it, each phase."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from foretrain.advice.asked import Asked
+from foretrain.advice.record import Advice
+from foretrain.analysis.finetune_memory import ExplainedPhase, FineTuneExplanation, LargeTensor
+from foretrain.base.messages import has, listed
+from foretrain.predict.finetune.plan import FineTunePlan
+from foretrain.predict.inference.plan import InferencePlan
+from foretrain.reports.document import (
+    Block,
+    Cell,
+    Document,
+    Message,
+    Only,
+    Paragraph,
+    Quantity,
+    Row,
+    Screen,
+    Section,
+    Table,
+)
+from foretrain.reports.views.advice import change_rows, change_text
+from foretrain.reports.views.explain import nvidia_smi, sums_table
+from foretrain.reports.views.generation import part
+from foretrain.reports.views.lead import assumed_rows, lead_of, more_rows, title
+from foretrain.reports.views.memory import phase_bars, phase_table
+from foretrain.reports.views.shared import card_memory, grouped
+from foretrain.reports.views.takes import no_time, speed_source, takes_rows, time_rows
+
+LARGEST = 4  # groups of memory that are named
+
+
+def screen(plan: FineTunePlan, changes: tuple[Advice, ...], asked: Asked) -> Screen:
+    """One plan, a dozen lines."""
+    rows = [
+        *read_rows(plan),
+        *batch_rows(plan),
+        _trained(plan),
+        *takes_rows(plan, plan.timing),
+        _memory(plan),
+        *change_rows(plan, changes, asked),
+    ]
+    rows += [*assumed_rows(plan), *more_rows(plan, asked)]
+    return Screen(title(plan, asked), tuple(lead_of(plan)), None, tuple(rows))
+
+
+def read_rows(plan: FineTunePlan) -> list[Row]:
+    read = [note.values for note in plan.notes if note.id == "finetune_read_as"]
+    shown = [{**values, "where": Path(str(values["where"])).name} for values in read]
+    return [Row(Message("finetune.label.read_as"), Message("finetune.read_as", values)) for values in shown]
+
+
+def bound_rows(plan: FineTunePlan) -> list[Row]:
+    if plan.bound == "exact":
+        return []
+    return [Row(Message("first.label.note"), Message(f"finetune.bound.{plan.bound}", {"keys": plan.bounded_by}))]
+
+
+def batch_rows(plan: FineTunePlan) -> list[Row]:
+    t = plan.tune
+    values = {"batch": t.sequences, "seq_len": t.seq_len, "accum": t.grad_accum, "tokens": t.tokens_per_step}
+    id = "finetune.batch" if t.grad_accum == 1 else "finetune.batch_accum"
+    if t.world > 1:
+        id, values = "finetune.batch_cards", values | {"world": t.world}
+    rows = [Row(Message("first.label.batch"), Message(id, values))]
+    if plan.facts and t.seq_len > plan.facts.max_positions:
+        beyond = {"seq_len": t.seq_len, "most": plan.facts.max_positions}
+        rows.append(Row(Message("first.label.note"), Message("finetune.beyond_trained", beyond)))
+    return rows
+
+
+def _trained(plan: FineTunePlan) -> Row:
+    return Row(Message("finetune.label.trains"), trained_text(plan), short=trained_text(plan, brief=True))
+
+
+def trained_text(plan: FineTunePlan, *, brief: bool = False) -> Message:
+    c, t = plan.counts, plan.tune
+    share = c.n_trained / c.n_params
+    values: dict[str, Any] = {
+        "trained": c.n_trained, "params": c.n_params, "share": share, "dtype": t.dtype, "optim": t.optim,
+        "bits": 8 if t.load_in_8bit else 4,
+    }  # fmt: skip
+    id = "finetune.trained_quantized" if t.quantized else "finetune.trained" if t.adapters else "finetune.trained_all"
+    return Message("finetune.trained_short" if brief and t.adapters else id, values)
+
+
+def _memory(plan: FineTunePlan) -> Row:
+    parts = sorted(grouped(plan.memory.neediest.components), key=lambda part: -part[1])[:LARGEST]
+    named = [f"{Message(f'group.{group}').text()} {Quantity(size, 'bytes').text()}" for group, size in parts]
+    return Row(Message("finetune.label.memory"), listed(named), short=listed(named[:2]))
+
+
+def component(plan: FineTunePlan, id: str) -> Message:
+    if id == "gradients":
+        return Message("finetune.gradients", {"dtypes": listed(plan.counts.gradient_dtypes)})
+    return Message(f"component.{id}")
+
+
+# -- the whole plan --------------------------------------------------------------------------------------------------
+
+
+def document(plan: FineTunePlan, changes: tuple[Advice, ...]) -> Document:
+    """The whole plan, from the verdict on."""
+    lead = Section(Message("finetune.verdict"), (*lead_of(plan), *card_memory(plan.gpu)))
+    where = Message("finetune.subtitle", {"where": plan.where})
+    return Document(title(plan, Asked()), where, [lead, *sections(plan, changes)])
+
+
+def sections(plan: FineTunePlan, changes: tuple[Advice, ...]) -> list[Section]:
+    """What it takes, each phase, the components of the worst one with their formulas, all changes, all notes."""
+    memory = plan.memory
+    table = phase_table(memory, Message("column.phase"), reserved=True)
+    phases = Section(Message("finetune.phases"), (table, Only("page", phase_bars(plan, memory))))
+    where = Message("finetune.components", {"phase": Message(f"phase.{memory.neediest.phase}")})
+    parts = sums_table(memory.neediest.components, partial(component, plan))
+    sections = [section(plan), phases, Section(where, (parts,))]
+    if changes:
+        listed_changes = tuple(Paragraph(Message("first.said", {"text": change_text(plan, each)})) for each in changes)
+        sections.append(Section(Message("finetune.changes"), listed_changes))
+    notes = [Paragraph(Message(f"note.{note.id}", note.values)) for note in plan.notes if has(f"note.{note.id}")]
+    if notes:
+        sections.append(Section(Message("finetune.notes"), tuple(notes)))
+    return sections
+
+
+def sizes(plan: FineTunePlan) -> Message:
+    facts = plan.facts
+    if facts is None:
+        return Message("finetune.sizes_traced", {"family": str((plan.config or {}).get("model_type"))})
+    values = {
+        "layers": facts.n_layer, "width": facts.n_embd, "heads": facts.n_head, "kv_heads": facts.n_kv_head,
+        "mlp": facts.mlp_width, "vocabulary": facts.vocab_size, "dtype": facts.dtype, "family": facts.model_type,
+    }  # fmt: skip
+    return Message("finetune.sizes", values)
+
+
+def section(plan: FineTunePlan) -> Section:
+    """All that the first screen has of it, with ranges."""
+    rows = [(row.label, row.text) for row in batch_rows(plan)]
+    rows.append((Message("finetune.label.trains"), trained_text(plan)))
+    timing = plan.timing
+    if timing is None:
+        unknown = Paragraph(Message("first.said", {"text": no_time(plan)}))
+        return Section(Message("finetune.takes"), (Table((), tuple(rows)), unknown))
+    if timing.steps is not None:
+        tokens = {"tokens": timing.steps * plan.tune.tokens_per_step, "steps": timing.steps}
+        rows.append((Message("row.tokens"), Message("value.tokens", tokens)))
+    rows += time_rows(plan, timing)
+    source = Paragraph(Message("source.power" if timing.total_s else "finetune.no_length"))
+    return Section(Message("finetune.takes"), (Table((), tuple(rows)), Paragraph(speed_source(plan, timing)), source))
+
+
+MOST_TENSORS = 12
+MOST_NAMES = 3  # of weights of one size
+
+
+def explain_document(plan: FineTunePlan | InferencePlan, found: FineTuneExplanation) -> Document:
+    """Where the memory goes in each phase, the worst one first, and what nvidia-smi shows of it."""
+    worst = next(phase for phase in found.phases if phase.phase == found.phase)
+    others = [phase for phase in found.phases if phase is not worst]
+    letters = (Paragraph(Message("finetune.letters")),) if found.source == "estimated" else ()
+    letters = letters if isinstance(plan, FineTunePlan) else ()
+    sections = [
+        Section(Message("finetune.verdict"), (*lead_of(plan), *letters)),
+        *(_explain_phase(plan, phase) for phase in (worst, *others)),
+    ]
+    if found.lines:
+        sections.append(Section(Message("explain.smi"), nvidia_smi(found.lines, found.conclusion)))
+    return Document(title(plan, Asked()), Message("finetune.subtitle", {"where": plan.where}), sections)
+
+
+def _explain_phase(plan: FineTunePlan | InferencePlan, phase: ExplainedPhase) -> Section:
+    if isinstance(plan, InferencePlan):
+        return Section(Message("inference.memory"), (sums_table(phase.sums, partial(part, plan), "inference.total"),))
+    values = {"phase": Message(f"phase.{phase.phase}"), "allocated": phase.allocated_bytes}
+    table = sums_table(phase.sums, partial(component, plan))
+    return Section(Message("finetune.explained", values), (table, *_tensors(plan, phase.tensors)))
+
+
+def _tensors(plan: FineTunePlan, tensors: tuple[LargeTensor, ...]) -> tuple[Block, ...]:
+    if not tensors:
+        return ()
+    columns = tuple(Message(f"column.{name}") for name in ("bytes", "count", "tensor", "where"))
+    rows = tuple(_row(plan, tensor) for tensor in tensors[:MOST_TENSORS])
+    return (Table(columns, rows, frozenset({0, 1})),)
+
+
+def _row(plan: FineTunePlan, tensor: LargeTensor) -> tuple[Cell, ...]:
+    names = tensor.where.split(", ")
+    where: Cell = component(plan, tensor.component)
+    if tensor.where:
+        values = {"names": ", ".join(names[:MOST_NAMES]), "more": len(names) - MOST_NAMES, "component": where}
+        where = Message("finetune.of_weights_more" if len(names) > MOST_NAMES else "finetune.of_weights", values)
+    return Quantity(tensor.size_bytes, "bytes"), f"{tensor.count:,}", tensor.what, where

@@ -47,15 +47,23 @@ class Cut:
         return self.pattern.sub(lambda found: found[1] + layer(found), name)
 
 
+class _Rank(NamedTuple):
+    """How many living tensors of the same kind are younger and older: one of them is equal where passes repeat."""
+
+    younger: int = 0
+    older: int = 0
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Rank) and (self[0] == other[0] or self[1] == other[1])
+
+
 class _Step(NamedTuple):
-    """An event or a mark. `kind` has no layer; `layer` is that of the tensor. `rank`: among living tensors of this
-    kind, from the last one on; -1 is the first one.
-    """
+    """An event or a mark. `kind` has no layer; `layer` is that of the tensor, `rank` of one that is freed."""
 
     what: str
     kind: Token
     layer: int | None = None
-    rank: int = 0
+    rank: _Rank = _Rank()
     allocation: Allocation | None = None
 
     def key(self, cut: Cut, *, longer: bool) -> Token:
@@ -78,11 +86,15 @@ def grown(shorter: Trace, longer: Trace, cut: Cut) -> Trace | None:
 
 def _steps(trace: Trace, cut: Cut) -> list[_Step]:
     kinds: list[tuple[Token, int | None]] = []
+    last: Token = ()
     for a in trace.allocations:
         name, module = (cut.pattern.sub(r"\1*", text) for text in (a.name, a.module))
         layer = cut.pattern.search(a.name) or cut.pattern.search(a.module)
-        kind = (a.category, name, a.op, module, len(a.shape), a.dtype, a.stream, a.used_on)
-        kinds.append((kind, int(layer[2]) if layer else None))
+        shape = a.shape if len(a.shape) > 1 else len(a.shape)  # a list of one number per weight grows
+        kind = (a.category, name, a.op, module, shape, a.dtype, a.stream, a.used_on)
+        # What has no layer differs by what is allocated before it.
+        kinds.append((kind, int(layer[2])) if layer else ((kind, last), None))
+        last = kind
     marks: dict[int, list[_Step]] = defaultdict(list)
     micro = [Mark(position, "") for position in trace.facts["micro_batches"]]
     emptied = [Mark(position, "") for position in trace.emptied]
@@ -100,18 +112,18 @@ def _steps(trace: Trace, cut: Cut) -> list[_Step]:
             found.append(_Step("alloc", kind, layer, allocation=trace.allocations[id]))
         else:
             older = living[kind].index(id)
-            younger = len(living[kind]) - 1 - older
             del living[kind][older]
-            found.append(_Step("free", kind, rank=younger if older or not younger else -1))
+            found.append(_Step("free", kind, rank=_Rank(len(living[kind]) - older, older)))
     return found + marks.get(len(trace.events), [])
 
 
 class _Part(NamedTuple):
-    """Steps of the longer trace that the shorter one lacks, and how far the shorter one is there."""
+    """Steps of the longer trace that the shorter one lacks, how far that one is there, and where they stand again."""
 
     start: int
     end: int
     met: int
+    again: int
 
 
 def _aligned(a: list[Token], b: list[Token], alike: list[Token]) -> list[_Part] | None:
@@ -123,11 +135,13 @@ def _aligned(a: list[Token], b: list[Token], alike: list[Token]) -> list[_Part] 
         if i < len(a) and j < len(b) and a[i] == b[j]:
             i, j = i + 1, j + 1
             continue
-        ends = [end for end in range(j + 1, len(b)) if b[end : end + 1] == a[i : i + 1] and _repeats(alike, j, end)]
+        ends = {end: _again(alike, j, end) for end in range(j + 1, len(b)) if b[end : end + 1] == a[i : i + 1]}
+        ends = {end: again for end, again in ends.items() if again is not None}
         if not ends:
             return None
-        parts.append(_Part(j, max(ends, key=lambda end: (_met(a[i : i + ALIKE], b[end : end + ALIKE]), -end)), i))
-        j = parts[-1].end
+        end = max(ends, key=lambda end: (_met(a[i : i + ALIKE], b[end : end + ALIKE]), -end))
+        parts.append(_Part(j, end, i, ends[end]))
+        j = end
     return parts
 
 
@@ -136,11 +150,11 @@ def _met(a: list[Token], b: list[Token]) -> int:
     return next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def _repeats(alike: list[Token], start: int, end: int) -> bool:
-    """Return whether the same part stands before or after this one."""
+def _again(alike: list[Token], start: int, end: int) -> int | None:
+    """Return where the same part stands before or after this one; None where it does not."""
     length = end - start
-    others = [other for other in (start - length, end) if other >= 0 and alike[other : other + 1] == [alike[start]]]
-    return any(alike[other : other + length] == alike[start:end] for other in others)
+    others = (other for other in (start - length, end) if other >= 0 and alike[other : other + 1] == [alike[start]])
+    return next((other for other in others if alike[other : other + length] == alike[start:end]), None)
 
 
 class _Writer:
@@ -153,14 +167,14 @@ class _Writer:
 
     def write(self, a: list[_Step], b: list[_Step], parts: Iterable[_Part], facts: dict[str, Any]) -> Trace:
         cut, i, j = self.cut, 0, 0
-        for start, end, met in (*parts, _Part(len(b), len(b), len(a))):
+        for start, end, met, again in (*parts, _Part(len(b), len(b), len(a), 0)):
             for before, step in zip(a[i:met], b[j:start], strict=True):
-                self._add(step, cut.times - 1, before.allocation)
+                self._add(step, cut.times - 1, before)
             layers = (step.layer for step in reversed(b[:start]) if step.layer is not None)
             falls = next((layer >= cut.first for layer in layers if layer not in cut.new), False)
             for copy in range(cut.times):
-                for step in b[start:end]:
-                    self._add(step, cut.times - 1 - copy if falls else copy, step.allocation)
+                for step, other in zip(b[start:end], b[again : again + end - start], strict=True):
+                    self._add(step, cut.times - 1 - copy if falls else copy, other)
             i, j = met, end
         freed = {~event: position for position, event in enumerate(self.events) if event < 0}
         allocations = [x._replace(freed_at=freed.get(x.id)) for x in self.allocations]
@@ -168,11 +182,12 @@ class _Writer:
         micro, emptied = ([mark.position for mark in marks] for marks in others)
         return Trace(self.events, allocations, phases, moments, {**facts, "micro_batches": micro}, emptied)
 
-    def _add(self, step: _Step, groups: int, before: Allocation | None) -> None:
-        """Add a step of the longer trace. `before`: what it allocates in the shorter one."""
-        cut, a, id = self.cut, step.allocation, len(self.allocations)
+    def _add(self, step: _Step, groups: int, other: _Step) -> None:
+        """Add a step of the longer trace. `other`: the same one of the shorter trace, or of the group beside it."""
+        cut, a, before, id = self.cut, step.allocation, other.allocation, len(self.allocations)
         if step.what == "free":
-            self.events.append(~self.living[step.kind].pop(-1 - step.rank))
+            younger = step.rank.younger == other.rank.younger
+            self.events.append(~self.living[step.kind].pop(-1 - step.rank.younger if younger else step.rank.older))
         elif a is None or before is None:
             self.marks[step.what].append(Mark(len(self.events), *step.kind))
         else:

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -18,13 +19,13 @@ class Names:
     def __init__(self, tracer: Tracer) -> None:
         self.tracer = tracer
         self.before_a_root: Callable[[], None] = lambda: None  # called before a model runs for the first time
-        self.module_names: dict[int, str] = {}
+        self.module_names = WeakKeyDictionary[nn.Module, str]()
         self.parameter_names: dict[int, str] = {}
         self.weight_shapes: set[tuple[int, ...]] = set()
 
     def learn(self, root: nn.Module) -> None:
         for name, module in root.named_modules():
-            self.module_names.setdefault(id(module), name or type(root).__name__)
+            self.module_names.setdefault(module, name or type(root).__name__)
         for name, parameter in root.named_parameters():
             self.parameter_names.setdefault(id(parameter), name)
             self.tracer.tag(parameter, "weights", name)
@@ -33,10 +34,10 @@ class Names:
             self.tracer.tag(buffer, "buffers", name)
 
     def _before(self, module: nn.Module, args: Any) -> None:
-        if id(module) not in self.module_names:
+        if module not in self.module_names:
             self.before_a_root()
             self.learn(module)
-        self.tracer.modules.append(self.module_names[id(module)])
+        self.tracer.modules.append(self.module_names[module])
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
         """Also called after an exception in forward, as in a checkpointed block's second one."""

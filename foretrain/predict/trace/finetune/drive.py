@@ -510,7 +510,7 @@ def trace_few_layers(job: dict[str, Any], tune: FineTune) -> Trace | None:
                 with layers.shortened(kind, cut.lists, count):
                     traces[count] = trace_whole(job, tune)
             found = grown(traces[shorter], traces[shorter + cut.group], cut)
-        except Exception:  # its code needs all of its layers; what else is wrong, the whole says
+        except Exception:  # its code needs all of its layers; the trace of the whole reports any other error
             return None
         if found is not None:
             return found

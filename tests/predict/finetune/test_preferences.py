@@ -431,6 +431,17 @@ def test_what_is_not_planned_is_refused(name: str, options: dict[str, Any], said
         planned(name, **options)
 
 
+def test_advice_runs_the_reference_first_where_a_copy_does_not_fit() -> None:
+    given = planned("qwen2.5-1.5b", training="dpo", batch_size=1, gradient_checkpointing=True)
+    full = plan(given.source, given.tune, find_gpu("4080"))
+    assert full.verdict == "does_not_fit"
+    change = next(each for each in advise_plan(full, "fit").advised if each.rules == ("precomputed",))
+    assert (change.options, change.exactness) == ({"precompute_reference": True}, "exact")
+    assert change.effect.saved_bytes > 0.9 * 2 * full.counts.n_params
+    lora = plan(given.source, given.tune.model_copy(update={"method": "lora", "batch_size": 64}), find_gpu("4080"))
+    assert not [each for each in advise_plan(lora, "fit").advised if "precomputed" in each.rules]
+
+
 def test_advice_offers_no_loop_that_is_not_planned() -> None:
     found = advise_plan(planned("llama-3.1-8b", method="full"), "fit")
     changes = [change.options for change in (*found.advised, *found.partial)]

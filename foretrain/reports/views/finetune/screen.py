@@ -208,7 +208,8 @@ def command_of(
 def change_notes(plan: FineTunePlan | InferencePlan, changes: Sequence[Advice]) -> list[Row]:
     """What is to be known of some changes."""
     ids = {id for change in changes for id in change.rules}
-    said = [Message("finetune.loss_alone")] if "loss_alone" in ids else []
+    known = {"loss_alone": "finetune.loss_alone", "precomputed": "note.finetune_reference_precomputed"}
+    said = [Message(text) for id, text in known.items() if id in ids]
     if (more := four_bits_more(plan, changes)) is not None:
         said.append(more)
     return [Row(Message("first.label.note"), each, optional=1) for each in said]

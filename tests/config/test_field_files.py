@@ -124,7 +124,7 @@ def test_what_needs_at_least_more_than_the_card_does_not_fit() -> None:
     ("name", "training", "bound", "batch_size", "seq_len", "method"),
     [
         ("dpo_script.py", "dpo", "exact", 4, 1024, "lora"),
-        ("orpo_script.py", "orpo", "at_least", 2, 2048, "full"),
+        ("orpo_script.py", "orpo", "exact", 2, 2048, "full"),
         ("grpo_script.py", "grpo", "at_least", 8, 1536, "full"),
         ("seqcls_script.py", "classification", "exact", 8, 1024, "lora"),
     ],

@@ -98,6 +98,11 @@ def _loss_alone(plan: FineTunePlan) -> Values:
     return {"keeps_logits": False} if plan.tune.evaluate and plan.tune.keeps_logits else {}
 
 
+def _precomputed(plan: FineTunePlan) -> Values:
+    """The reference's passes come first, once, so that no copy of the model is there while it trains."""
+    return {"precompute_reference": True} if plan.tune.copies_reference else {}
+
+
 def _optimizer(plan: FineTunePlan) -> Values:
     return {"optim": "adamw_8bit"} if plan.tune.optim in _ADAMW else {}
 
@@ -235,6 +240,7 @@ _SAME = (
     rule("half_evaluation", "memory", "exact", _half_evaluation),
     rule("evaluation_of_one", "memory", "exact", _evaluation_of_one, milder=("half_evaluation",)),
     rule("loss_alone", "memory", "exact", _loss_alone, instead_of=("logits_to_host",), toll=1.0),
+    rule("precomputed", "memory", "exact", _precomputed),
     rule("trl", "memory", "exact", _trl, instead_of=("liger",)),
     rule("unsloth", "memory", "exact", _unsloth, instead_of=("liger",)),
 )

@@ -70,17 +70,19 @@ BOUNDS: dict[str, Bound] = {
 class Preferences(NamedTuple):
     """What one of TRL's trainers makes of a sample: so many sequences, whose log-probabilities it compares with those
     of a `reference`, the model as it was before. `drifts`: both run each sample with another's answer, too, for the KL
-    divergence, which takes two samples."""
+    divergence, which takes two samples. `whole`: its loss takes whole logits."""
 
     sequences: int = 2
     reference: bool = False
     drifts: bool = False
+    whole: bool = False
 
 
 PREFERENCES = {  # that are planned, of TRL
     "reward": Preferences(),
     "dpo": Preferences(reference=True),
     "kto": Preferences(1, reference=True, drifts=True),
+    **dict.fromkeys(("orpo", "cpo", "simpo"), Preferences(whole=True)),
 }
 NAMES_OF_TRAINING: dict[str, Training] = {
     "pt": "pretraining", "rm": "reward", "prm": "token_classification", "reward_model": "reward", "ipo": "dpo",
@@ -236,7 +238,8 @@ class FineTune(Record):
     @property
     def preferences(self) -> Preferences | None:
         """What TRL's trainer of preferences takes, where it is planned."""
-        return PREFERENCES.get(self.training) if self.loop == "trl" else None
+        found = PREFERENCES.get(self.training) if self.loop == "trl" else None
+        return None if found and found.whole and self.quantized else found
 
     @property
     def rewards(self) -> bool:
@@ -248,6 +251,11 @@ class FineTune(Record):
         """How many scores a sequence has, of a head in the place of the vocabulary's; 0: no such head."""
         classifies = self.training == "classification" and self.loop == "trainer"
         return 1 if self.rewards else self.labels if classifies else 0
+
+    @property
+    def whole(self) -> bool:
+        """Whether log-probabilities of whole logits are compared."""
+        return self.preferences is not None and self.preferences.whole
 
     @property
     def references(self) -> bool:

@@ -16,11 +16,12 @@ from torch import Tensor, nn
 
 from foretrain.model.hub.decoder import Build, Decoder
 from foretrain.model.hub.experts import Folded, balance
+from foretrain.model.hub.kernels import launch
 from foretrain.model.hub.linear import Lora
 from foretrain.model.hub.tiles import IGNORED
 
 Autocast = Callable[[], AbstractContextManager[Any]]
-BETA = 0.1
+BETA, GAMMA = 0.1, 0.5
 
 
 class Others(NamedTuple):
@@ -53,6 +54,58 @@ class Classifier(RewardModel):
     def forward(self, idx: Tensor, labels: Tensor) -> Any:
         """Return the mean loss of the classes of sequences, transformers' ForSequenceClassificationLoss."""
         return F.cross_entropy(self.rewards(idx), labels)
+
+
+class _LogProbs(torch.autograd.Function):
+    """The log-probability of each label by whole logits: TRL's selective_log_softmax, which saves them."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
+        ctx.save_for_backward(logits, labels)
+        if logits.device.type == "cuda":  # kernels/logprob_entropy.py
+            found, *logged = (logits.new_empty(labels.shape, dtype=torch.float32) for _ in range(4))
+            launch("triton_softmax", (found, *logged), logits, labels)
+            return found
+        return torch.log(F.softmax(logits.float(), -1).gather(-1, labels.unsqueeze(-1)).squeeze(-1))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        logits, labels = ctx.saved_tensors
+        if logits.device.type == "cuda":
+            found = logits.new_empty(logits.shape, dtype=logits.dtype)
+            launch("triton_softmax_backward", found, logits, labels, grads[0])
+            return found, None
+        found = F.softmax(logits.float(), -1) * -grads[0].unsqueeze(-1)
+        found.scatter_add_(-1, labels.unsqueeze(-1), grads[0].unsqueeze(-1))
+        return found.to(logits.dtype), None
+
+
+class Pair(Decoder):
+    """A model that learns from pairs alone: ORPO's, or CPO's and SimPO's."""
+
+    def compared(self, idx: Tensor, mask: Tensor, autocast: Autocast, *, odds: bool, predicts: bool) -> Tensor:
+        """Return the mean loss. `odds`: that of ORPO; `predicts`: with that of the next tokens of what was chosen."""
+        idx, mask = torch.cat(idx.chunk(2)), torch.cat(mask.chunk(2))
+        with autocast():
+            logits = self.logits(idx)
+            if torch.is_autocast_enabled(logits.device.type):
+                logits = logits.float()  # accelerate's convert_outputs_to_fp32
+        labels = idx if odds else idx.masked_fill(mask == 0, IGNORED)
+        nll = shifted_loss(logits.chunk(2)[0], labels.chunk(2)[0]) if predicts else None
+        counted = mask[:, 1:].contiguous()
+        log_probs = _LogProbs.apply(logits[:, :-1], idx[:, 1:].contiguous()) * counted
+        sums = log_probs.sum(-1) / counted.sum(-1) if odds or not predicts else log_probs.sum(-1)
+        if odds:
+            sums = sums - torch.log(1 - torch.exp(sums))
+        chosen, rejected = sums.chunk(2)
+        better = F.logsigmoid(chosen - rejected if odds else (chosen - rejected) * BETA - (0 if predicts else GAMMA))
+        loss = -better.mean() * (BETA if odds else 1)
+        return loss if nll is None else loss + nll
+
+
+def shifted_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    V = logits.shape[-1]
+    return F.cross_entropy(logits[:, :-1].contiguous().view(-1, V), labels[:, 1:].contiguous().view(-1))
 
 
 class Policy(Decoder):

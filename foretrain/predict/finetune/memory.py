@@ -341,7 +341,7 @@ class SimulatedFineTuning(Remains):
         self.t.phase("evaluate")
         self.t.use(symbols_of(self.facts, tune, self.gpu, tune.eval_batch_size))
         most = tune.eval_accumulation_steps or tune.eval_batches
-        letters, each = ("B", tune.scores) if tune.scores else ("BTV", 1)
+        letters, each = ("B", tune.scores or 1) if tune.scores or tune.whole else ("BTV", 1)
         collected = Collected(self.t, each * self.program.logit_bytes, most, tune.world, letters)
         before: list[Tensor] = []  # the last batch, until the next one was used
         for number in numbers(tune.eval_batches):

@@ -261,12 +261,12 @@ def _check_parts(facts: ModelFacts, tune: FineTune) -> None:
     check_saved(facts, tune)
     if tune.scores and facts.model_type in WITHOUT_SCORE:
         raise UserError("usage.reward_model", model=facts.model_type)
-    if (tune.preferences and tune.unsloth) or (tune.scores and (tune.unsloth or tune.liger)):
+    if (tune.preferences and tune.unsloth) or ((tune.scores or tune.whole) and (tune.unsloth or tune.liger)):
         option = "--unsloth" if tune.unsloth else "--liger"
         raise UserError("usage.preferences_kernels", training=tune.training, option=option)
     if tune.batch_size < tune.least_batch:
         raise UserError("usage.kto_batch")
-    if tune.references and (tune.sharded or tune.zero_stage):
+    if (tune.references or tune.whole) and (tune.sharded or tune.zero_stage):
         raise not_planned(tune, f"training = {tune.training}")
     # The loss reads the head's weight, which nothing has gathered: accelerate finds no norm to gather it with.
     alone = not facts.tied and facts.model_type not in NORM_IN_HEAD

@@ -67,7 +67,7 @@ def preferring(facts: ModelFacts, tune: FineTune) -> ModelFacts:
     """A model as TRL's trainers of preferences have it: modules of dropout set to 0 (disable_dropout); with scores of
     its own for a head, where it rewards or classifies."""
     off = ("embedding_dropout", "residual_dropout", *(["attention_dropout"] if facts.model_type == "gpt2" else []))
-    score = {"tied": False, "balanced": False} if tune.scores else {}
+    score = {"tied": False, "balanced": False} if tune.scores else {"balanced": False} if tune.whole else {}
     return facts.model_copy(update={**score, **dict.fromkeys(off if tune.preferences else (), 0.0)})
 
 
@@ -114,7 +114,7 @@ class Program:
         self.widened = self.wide and widens(tune)
         # a tile of the logits is all that is sure where a bound from below is asked for
         self.tiled = tune.loop == "trl" or tune.bound == "at_least" or tune.cut_cross_entropy
-        self.tiled = self.tiled and self.unsloth is None
+        self.tiled = self.tiled and self.unsloth is None and not tune.whole
         # SFTTrainer makes all that is trained bfloat16, last of all
         self.halved = tune.quantized and tune.loop == "trl" and not tune.unsloth
         self.adapter_dtype = bfloat16 if self.halved else float32 if self.wide else self.dtype
@@ -166,7 +166,8 @@ class Program:
         decoder = loader.load("foretrain.model.hub.decoder")
         preferences = loader.load("foretrain.model.hub.preferences")
         scored = preferences.RewardModel if tune.rewards else preferences.Classifier
-        kind = scored if tune.scores else preferences.Policy if tune.references else decoder.Decoder
+        compared = preferences.Policy if tune.references else preferences.Pair
+        kind = scored if tune.scores else compared if tune.preferences else decoder.Decoder
         modules.weights.set(self.dtype)
         dropout = 0.0 if tune.preferences else tune.lora_dropout
         adapter = linear.Adapter(Dim(tune.lora_r, 1, ("r",)), dropout, self.wide, tune.method == "dora")
@@ -289,6 +290,9 @@ class Program:
             if before:
                 model.before(idx, labels, machine.autocast, others)
                 loss: Any = None
+            elif self.tune.whole:
+                odds, predicts = self.tune.training == "orpo", self.tune.training != "simpo"
+                loss = model.compared(idx, labels, machine.autocast, odds=odds, predicts=predicts)
             elif self.tune.references:
                 reference = not self.tune.precompute_reference
                 loss = model.compared(idx, labels, machine.autocast, reference=reference, others=others)

@@ -234,7 +234,8 @@ def change_text(
 def _notes(plan: AnyPlan, changes: Sequence[Advice]) -> list[Message]:
     """What is to be known of some changes in fine-tuning."""
     ids = {id for change in changes for id in change.rules}
-    said = [Message("finetune.loss_alone")] if "loss_alone" in ids else []
+    known = {"loss_alone": "finetune.loss_alone", "precomputed": "note.finetune_reference_precomputed"}
+    said = [Message(text) for id, text in known.items() if id in ids]
     more = four_bits_more(plan, changes)
     return said if more is None else [*said, more]
 

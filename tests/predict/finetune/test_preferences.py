@@ -18,7 +18,7 @@ from foretrain.config.hub.facts import ModelFacts
 from foretrain.config.hub.families import FAMILIES
 from foretrain.config.hub.source import facts_of, find_source
 from foretrain.hardware.catalogue import find_gpu
-from foretrain.model.hub.preferences import Others, Policy, RewardModel
+from foretrain.model.hub.preferences import Others, Pair, Policy, RewardModel
 from foretrain.predict.finetune.plan import WITHOUT_SCORE, FineTunePlan, plan, replanned
 from foretrain.predict.finetune.time import StepWork
 from foretrain.predict.speed.ops import flops
@@ -36,7 +36,7 @@ from trl.trainer.reward_trainer import RewardTrainer
 
 from tests.kit import finetune_proof as proof
 from tests.kit.finetune import small
-from tests.kit.finetune_traces import agree_in_all_phases, built_config
+from tests.kit.finetune_traces import CONFIGS, agree_in_all_phases, built_config, built_config_of
 from tests.kit.trainers import SIZES
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*checkpointing. is deprecated:FutureWarning")
@@ -54,6 +54,7 @@ RewardTrainer(model=model, args=args, train_dataset=data, peft_config=peft_confi
 
 
 TRAININGS = ("dpo", "kto")
+WHOLE = ("orpo", "cpo", "simpo")
 WAYS: dict[str, dict[str, Any]] = {
     "full": {}, "lora": {"method": "lora"}, "precomputed": {"precompute_reference": True},
 }  # fmt: skip
@@ -185,6 +186,55 @@ def test_the_loss_of_a_policy_is_the_trainers(training: str, tmp_path: Path) -> 
     torch.testing.assert_close(ours.norm.weight.grad, trainer.model.model.norm.weight.grad, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.parametrize("training", WHOLE)
+def test_the_loss_of_whole_logits_is_the_trainers(training: str, tmp_path: Path) -> None:
+    tune = FineTune.model_validate({"seq_len": 48, "batch_size": 2, "training": training, "loop": "trl"})
+    config = transformers.AutoConfig.for_model("llama", **SIZES).to_dict()
+    facts = facts_of(config)
+    assert facts is not None
+    tracer = Tracer("cpu")
+    with proof.fresh():
+        run = Run(config, tune, CPU, tracer, Names(tracer))
+        trainer: Any = run.trainer(str(tmp_path))
+    for parameter in trainer.model.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    ours = Pair(Runnable(facts))
+    ours.load_state_dict({key.removeprefix("model."): w for key, w in trainer.model.state_dict().items()})
+    idx, mask = torch.randint(1, SIZES["vocab_size"], (4, 48)), torch.ones((4, 48), dtype=torch.int64)
+    mask[:, :9] = 0
+    tensors = {"input_ids": idx, "attention_mask": torch.ones_like(idx), "labels": idx.masked_fill(mask == 0, -100)}
+    halves = ((name, *tensor.chunk(2)) for name, tensor in tensors.items())
+    batch = {
+        f"{k}_{name}": half for name, *both in halves for k, half in zip(("chosen", "rejected"), both, strict=True)
+    }
+    assert batch.keys() == run.batch([None] * 2).keys()
+    trainer.store_metrics = lambda *_, **__: None
+    predicts = training != "simpo"
+    losses = (
+        ours.compared(idx, mask, nullcontext, odds=training == "orpo", predicts=predicts),
+        trainer.compute_loss(trainer.model, batch),
+    )
+    for loss in losses:
+        loss.backward()
+    torch.testing.assert_close(*losses)
+    torch.testing.assert_close(ours.norm.weight.grad, trainer.model.model.norm.weight.grad, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("training", WHOLE)
+def test_whole_logits_take_what_a_trace_of_them_does(training: str) -> None:
+    wide = {**CONFIGS["llama"], "vocab_size": 16_384, "num_hidden_layers": 2}
+    options: Any = {"method": "lora", "amp": "bf16"} if training == "cpo" else {"gradient_checkpointing": True}
+    agree_in_all_phases(built_config_of(wide), training=training, loop="trl", **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("training", WHOLE)
+def test_traced_whole_logits_take_what_the_real_ones_do(training: str) -> None:
+    values = {"seq_len": 64, "batch_size": 2, "optim": "adamw_torch", "training": training, "loop": "trl"}
+    truth = proof.compare(small("llama-3.2-1b"), FineTune.model_validate(values))
+    assert abs(truth.traced_bytes - truth.real_bytes) <= max(64, 0.001 * truth.real_bytes)
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("training", TRAININGS)
 def test_the_estimate_of_a_policy_is_that_of_a_trace(training: str, way: str) -> None:
@@ -278,6 +328,29 @@ def test_what_is_not_planned_of_a_policy_is_refused(options: dict[str, Any], sai
         planned(training="dpo", **options)
 
 
+@pytest.mark.parametrize(("more", "training"), [
+    ("", "cpo"), (", loss_type='simpo'", "cpo"), (", loss_type='simpo', cpo_alpha=0.0", "simpo"),
+])  # fmt: skip
+def test_a_script_of_the_cpo_trainer_is_read(more: str, training: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        PAIRS.format(more=more, given="").replace("DPO", "CPO").replace(", precompute_ref_log_probs=True", "")
+    )
+    source, tune, reading = read_finetune(str(path))
+    assert (tune.training, tune.whole, reading.unplanned, reading.unknown) == (training, True, {}, ())
+    found = plan(source, tune.model_copy(update={"batch_size": 1}), find_gpu("RTX 4090"))
+    assert (found.bound, found.verdict) == ("exact", "fits")
+
+
+def test_what_orpo_does_over_quantized_weights_is_bounded() -> None:
+    assert planned(training="orpo", method="qlora").bound == "at_least"
+    assert planned(training="orpo", method="lora").bound == "exact"
+    refused: list[dict[str, Any]] = [{"liger": True}, {"world": 2, "strategy": "zero2"}]
+    for options in refused:
+        with pytest.raises(UserError, match="orpo"):
+            planned(training="orpo", **options)
+
+
 def test_a_setting_of_the_reference_needs_one() -> None:
     with pytest.raises(UserError, match="DPO and KTO in TRL"):
         read_finetune("llama-3.2-1b", ["--method=lora", "--precompute-reference"])
@@ -354,6 +427,17 @@ def test_a_sample_is_two_sequences_without_logits() -> None:
 def test_what_is_not_planned_is_refused(name: str, options: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         planned(name, **options)
+
+
+def test_advice_runs_the_reference_first_where_a_copy_does_not_fit() -> None:
+    given = planned("qwen2.5-1.5b", training="dpo", batch_size=1, gradient_checkpointing=True)
+    full = plan(given.source, given.tune, find_gpu("4080"))
+    assert full.verdict == "does_not_fit"
+    change = next(each for each in advise_plan(full, "fit").advised if each.rules == ("precomputed",))
+    assert (change.options, change.exactness) == ({"precompute_reference": True}, "exact")
+    assert change.effect.saved_bytes > 0.9 * 2 * full.counts.n_params
+    lora = plan(given.source, given.tune.model_copy(update={"method": "lora", "batch_size": 64}), find_gpu("4080"))
+    assert not [each for each in advise_plan(lora, "fit").advised if "precomputed" in each.rules]
 
 
 def test_advice_offers_no_loop_that_is_not_planned() -> None:

@@ -71,6 +71,8 @@ def preferences(table: Table) -> None:
             training(table, "dpo" if losses & _DPO else "unknown", "loss_type")
     if table.found.values.get("training") == "kto" and "apo_zero_unpaired" in losses:  # which has no KL divergence
         table.unplanned("loss_type", "apo_zero_unpaired", bound="at_most")
+    if losses == {"simpo"} and table.found.values.get("training") in ("cpo", "simpo"):
+        table.found.values["training"] = "cpo" if table.keys.get("cpo_alpha", 1.0) else "simpo"
     if losses != {"dft"}:
         table.take("loss_type")
     kind = PREFERENCES.get(table.found.values.get("training", ""))

@@ -281,7 +281,12 @@ class Run:
         found = {
             "input_ids": torch.zeros(shape, dtype=torch.int64), "attention_mask": mask(shape, dtype=torch.int64),
         }  # fmt: skip
-        if tune.references:
+        if tune.whole:
+            found["labels"] = torch.zeros(shape, dtype=torch.int64)
+            halves = {name: tensor.chunk(2) for name, tensor in found.items()}
+            kinds = enumerate(("chosen", "rejected"))
+            found = {f"{kind}_{name}": half[i].clone() for i, kind in kinds for name, half in halves.items()}
+        elif tune.references:
             found["completion_mask"] = torch.ones(shape, dtype=torch.int64)
         elif tune.scores and not tune.rewards:
             found["labels"] = torch.zeros((len(samples),), dtype=torch.int64)

@@ -4,10 +4,14 @@ Triton's kernels compute its loss in tiles and allocate nothing: the tensors of 
 Only the kernels are left out.
 """
 
+import importlib
+import importlib.util
 import sys
 from contextlib import AbstractContextManager
-from functools import partial
+from functools import cache, partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 import trl.trainer.utils
@@ -65,6 +69,21 @@ KINDS = {
     "dpo": _Kind(_marked(DPOTrainer), DPOConfig, ("prompt_ids", "chosen_ids", "rejected_ids")),
     "kto": _Kind(_marked(KTOTrainer), KTOConfig, ("prompt_ids", "completion_ids", "KL_completion_ids", "label")),
 }
+
+
+def _experimental(name: str) -> _Kind:
+    """Return the trainer of one of TRL's experimental modules."""
+    module: Any = importlib.import_module(f"trl.experimental.{name.lower()}")
+    trainer, config = (getattr(module, f"{name}{part}") for part in ("Trainer", "Config"))
+    return _Kind(_marked(trainer), config, ("prompt", "chosen", "rejected"))
+
+
+class Samples(Dataset):
+    def map(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the same samples, which stand for tokens."""
+        return self
+
+
 SFT = _Kind(_marked(SFTTrainer), SFTConfig, ("input_ids",))
 
 
@@ -74,16 +93,31 @@ class _Kernel:
 
 
 class _Triton:
+    language = SimpleNamespace(constexpr=int)
+    jit = staticmethod(lambda function: function)
+
     @staticmethod
     def cdiv(a: int, b: int) -> int:
         return -(-a // b)
 
 
+@cache
+def logprob_entropy() -> Any:
+    """Return TRL's module of kernels for whole logits, which cannot be imported without Triton."""
+    missing = {name: _Triton for name in ("triton", "triton.language") if importlib.util.find_spec("triton") is None}
+    with mock.patch.dict(sys.modules, missing):
+        return importlib.import_module("trl.kernels.logprob_entropy")
+
+
 def on_a_card() -> AbstractContextManager[Any]:
     patches = Patches()
-    if chunked_logprob is not None:
+    kernel = logprob_entropy()
+    patches.set(trl.trainer.utils, "_fused_logprob_entropy", kernel.selective_log_softmax_and_entropy)
+    patches.set(trl.trainer.utils, "is_triton_available", lambda: True)
+    for module in filter(None, (kernel, chunked_logprob)):
         for name, value in (("_forward_kernel", _Kernel()), ("_backward_kernel", _Kernel()), ("triton", _Triton)):
-            patches.set(chunked_logprob, name, value)
+            patches.set(module, name, value)
+    if chunked_logprob is not None:
         places = (chunked_logprob, trl.trainer.utils)
         patches.set_everywhere(places, "_use_triton", lambda device: device.type == "cuda")
     return patches
@@ -93,9 +127,13 @@ def trainer(run: Run, model: Any, folder: str) -> Trainer:
     """Return TRL's trainer with the model as it was loaded: the trainer makes the adapters."""
     tune, joined = run.tune, run.tune.joined
     kind = KINDS.get(tune.training, SFT)
-    train, evaluate = (Dataset.from_dict({name: [[0]] * count for name in kind.columns}) for count in run.samples)
+    if tune.whole:
+        kind = _experimental("ORPO" if tune.training == "orpo" else "CPO")
+    train, evaluate = (Samples.from_dict({name: [[0]] * count for name in kind.columns}) for count in run.samples)
     own = {"dataset_kwargs": {"skip_prepare_dataset": True}, "packing": joined} if kind is SFT else {}
     reference: dict[str, Any] = {}
+    if tune.training == "simpo":
+        own |= {"loss_type": "simpo", "cpo_alpha": 0.0}
     if tune.references:
         own["precompute_ref_log_probs"] = tune.precompute_reference
     if tune.copies_reference:  # which TRL loads in the same way

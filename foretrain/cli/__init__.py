@@ -5,7 +5,6 @@ import io
 import os
 import sys
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import TextIO
 
 from foretrain.base.process_memory import collected_later

@@ -415,7 +415,7 @@ def test_training_on_images_is_more_than_is_planned(before: str, after: str, tmp
     assert set(read_finetune(str(script))[2].unplanned.values()) == {"at_least"}
 
 
-def test_a_notebook_of_two_models_or_without_adapters_has_no_verdict(tmp_path: Path, model: str) -> None:
+def test_two_models_or_no_adapters_have_no_verdict(tmp_path: Path, model: str) -> None:
     whole = LOADED_TWICE.format(model=model, train="trainer.train()")
     adapters = "model = FastLanguageModel.get_peft_model(model, r=16)\n"
     other = f"other, _ = FastLanguageModel.from_pretrained(model_name='{model}/..')\n"

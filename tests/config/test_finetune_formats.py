@@ -15,18 +15,17 @@ import pytest
 
 from foretrain.base import messages
 from foretrain.base.errors import ExitCode, UserError
+from foretrain.config.finetune import table
 from foretrain.config.finetune.formats import FORMATS
-from foretrain.config.finetune.formats import format as known_keys_file
-from foretrain.config.finetune.formats.format import known_keys
 from foretrain.config.finetune.options import OPTION_OF, PEFT_TARGETS, FineTune
 from foretrain.config.finetune.read import format_of, is_finetune_file, read_file, read_finetune
-from foretrain.config.finetune.table import FileSettings, Table
+from foretrain.config.finetune.table import FileSettings, Table, known_keys
 from foretrain.config.finetune.words import parse_words
 from foretrain.config.finetune.yaml_file import MAX_BYTES
 from tests.kit.command import refused
 from tests.kit.finetune_files import AXOLOTL, LLAMA_FACTORY
 
-KEYS = Path(known_keys_file.__file__).with_name("keys.toml")
+KEYS = Path(table.__file__).with_name("keys.toml")
 
 LLAMA_FACTORY_V1 = """
 model: Qwen/Qwen3-0.6B

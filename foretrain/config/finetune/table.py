@@ -4,8 +4,10 @@ What is left at the end is known to change nothing, known and not planned, or no
 """
 
 import re
+import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -25,6 +27,17 @@ _DECIDES = re.compile(
 KINDS: dict[str, Bound] = {"at_least": "at_least", "at_most": "at_most"}
 _OF_CARDS = ("_dim", "_size", "_degree")
 _TRACKERS = ("wandb", "mlflow", "comet", "trackio", "swanlab", "hub_", "push_to_hub", "hf_", "tensorboard", "neptune")
+
+
+@cache
+def _file() -> Mapping[str, Mapping[str, str]]:
+    return tomllib.loads(Path(__file__).with_name("keys.toml").read_text("utf-8"))
+
+
+def known_keys(*groups: str) -> dict[str, str]:
+    """harmless, at_least, at_most or decisive, by the key; of groups such as "training" and "trl" the last one says."""
+    tables = [table for group in groups for table in _file()[group].items()]
+    return {key: kind for kind, keys in tables for key in keys.split()}
 
 
 @dataclass

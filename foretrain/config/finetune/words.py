@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 from foretrain.base.errors import UserError
 from foretrain.base.records import Note
 from foretrain.config.checks import bad_value, value_as_written
-from foretrain.config.finetune.formats.format import known_keys
 from foretrain.config.finetune.options import FINETUNE_OPTIONS
+from foretrain.config.finetune.table import known_keys
 from foretrain.config.options import OPTIONS, named
 from foretrain.config.values import NotPlanned, converted
 from foretrain.config.words import Typed, Vocabulary, Word

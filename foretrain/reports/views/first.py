@@ -14,8 +14,7 @@ from foretrain.predict.plan import Plan, Timing
 from foretrain.predict.spec import StepName
 from foretrain.reports.document import Message, Paragraph, Quantity, Row, Screen
 from foretrain.reports.views.advice import change_text, short
-from foretrain.reports.views.lead import assumed_rows, lead_of, more_rows, title
-from foretrain.reports.views.limits import written
+from foretrain.reports.views.lead import assumed_rows, lead_of, more_rows, title, written
 from foretrain.reports.views.shared import (
     grouped,
     room,

@@ -243,3 +243,11 @@ def more_rows(plan: AnyPlan, asked: Asked) -> list[Row]:
     hidden = [n for n in notes if not n.id.startswith("auto_") and has(f"note.{n.id}") and not is_assumed(n.id)]
     more = Message("first.more_notes" if hidden else "first.more", {"count": len(hidden)})
     return [Row(Message("first.label.more"), more, optional=3)]
+
+
+def written(asked: Asked, world: int = 1) -> Row:
+    """Return the next step after a config was found: train it, or write it first."""
+    if asked.wrote:
+        cards = ("--gpus", str(world)) if world > 1 else ()
+        return Row(Message("first.label.next"), command=("foretrain", "train", asked.wrote, *cards))
+    return Row(Message("first.label.next"), Message("first.write"))

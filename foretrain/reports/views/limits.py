@@ -20,7 +20,7 @@ from foretrain.predict.within import Within
 from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Row, Screen, Section, Table
 from foretrain.reports.views.cluster import next_rows
 from foretrain.reports.views.finetune import batch_rows
-from foretrain.reports.views.lead import assumed_rows, lead_of, name_of, sources_of, title
+from foretrain.reports.views.lead import assumed_rows, lead_of, name_of, sources_of, title, written
 from foretrain.reports.views.shared import assumed, uncalibrated, uneven, verdict_word, within_answer
 from foretrain.reports.views.takes import (
     Trained,
@@ -134,13 +134,6 @@ def _next(plan: Trained, found: Within, asked: Asked) -> list[Row]:
         return next_rows(then, asked, changed)
     command = within_command(one_card(plan), then, found.changed, asked)
     return [Row(label, command=command) if command else written(asked)]
-
-
-def written(asked: Asked, world: int = 1) -> Row:
-    if asked.wrote:
-        cards = ("--gpus", str(world)) if world > 1 else ()
-        return Row(Message("first.label.next"), command=("foretrain", "train", asked.wrote, *cards))
-    return Row(Message("first.label.next"), Message("first.write"))
 
 
 # -- the largest value that fits -----------------------------------------------------------------------------

@@ -133,7 +133,7 @@ def _minute(moment: str) -> str:
 
 _LONG_S = 3.0  # a phase that lasts longer says how long; training says its steps
 _NAME = 24
-_COLUMNS = ("run", "phase", "steps", "time_change", "loss", "speed", "mfu", "memory")
+_COLUMNS = ("run", "phase", "steps", "hours", "loss", "speed", "mfu", "memory")
 _ENDINGS = ("finished", "diverged", "failed", "killed", "stopped")
 
 

@@ -430,7 +430,7 @@ def test_what_is_not_planned_is_refused(name: str, options: dict[str, Any], said
         planned(name, **options)
 
 
-def test_advice_runs_the_reference_first_where_a_copy_does_not_fit() -> None:
+def test_advice_runs_a_reference_first_whose_copy_does_not_fit() -> None:
     given = planned("qwen2.5-1.5b", training="dpo", batch_size=1, gradient_checkpointing=True)
     full = plan(given.source, given.tune, find_gpu("4080"))
     assert full.verdict == "does_not_fit"

@@ -4,7 +4,6 @@ from foretrain.config.finetune.formats.format import (
     Format,
     attention,
     checkpointing,
-    known_keys,
     method_of,
     refuse_two_precisions,
     steps,
@@ -12,7 +11,7 @@ from foretrain.config.finetune.formats.format import (
     training,
 )
 from foretrain.config.finetune.formats.sharding import shards
-from foretrain.config.finetune.table import KINDS, Table
+from foretrain.config.finetune.table import KINDS, Table, known_keys
 from foretrain.config.values import flag
 
 _FLAGS = {"flash_attention": "flash_attention_2", "flash_attn": "flash_attention_2", "sdp_attention": "sdpa",

@@ -3,28 +3,14 @@
 Defaults and names are those of each trainer's own code, named in its file.
 """
 
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 from foretrain.base.errors import UserError
 from foretrain.config.finetune.formats.sharding import shards
 from foretrain.config.finetune.table import Table
 from foretrain.config.values import flag
-
-
-@cache
-def _file() -> Mapping[str, Mapping[str, str]]:
-    return tomllib.loads(Path(__file__).with_name("keys.toml").read_text("utf-8"))
-
-
-def known_keys(*groups: str) -> dict[str, str]:
-    """harmless, at_least, at_most or decisive, by the key; of groups such as "training" and "trl" the last one says."""
-    tables = [table for group in groups for table in _file()[group].items()]
-    return {key: kind for kind, keys in tables for key in keys.split()}
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,13 @@ from foretrain.base.errors import UserError
 from foretrain.config.finetune.formats.format import (
     Format,
     attention,
-    known_keys,
     method_of,
     refuse_two_precisions,
     targets,
     training,
     training_arguments,
 )
-from foretrain.config.finetune.table import Table
+from foretrain.config.finetune.table import Table, known_keys
 
 _NOT_TRAINING = ("export_dir", "infer_backend")
 

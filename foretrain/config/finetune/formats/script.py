@@ -9,9 +9,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from foretrain.base.errors import UserError
-from foretrain.config.finetune.formats.format import known_keys
 from foretrain.config.finetune.options import OPTION_OF
-from foretrain.config.finetune.table import FileSettings
+from foretrain.config.finetune.table import FileSettings, known_keys
 from foretrain.config.nanogpt_file import Unsupported, evaluate
 
 _MODELS = ("from_pretrained",)

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from foretrain.base.errors import UserError
-from foretrain.config.finetune.formats.format import Format, known_keys, method_of, training
-from foretrain.config.finetune.table import Table
+from foretrain.config.finetune.formats.format import Format, method_of, training
+from foretrain.config.finetune.table import Table, known_keys
 
 _RUN = re.compile(r"tune run (?:--?nnodes \d+ )?(?:--nproc[_-]per[_-]node[ =](\d+) )?(?:--?nnodes \d+ )?(\w+)")
 _REFERENCE = re.compile(r"\$\{(\w+)\}")

@@ -11,7 +11,6 @@ from foretrain.config.finetune.formats.format import (
     Format,
     adapter_keys,
     attention,
-    known_keys,
     method_of,
     refuse_two_precisions,
     training,
@@ -20,7 +19,7 @@ from foretrain.config.finetune.formats.format import (
 from foretrain.config.finetune.formats.sharding import shards
 from foretrain.config.finetune.formats.trl import preferences
 from foretrain.config.finetune.options import OPTION_OF, Method
-from foretrain.config.finetune.table import Table
+from foretrain.config.finetune.table import Table, known_keys
 
 _MODEL = ("model_name_or_path", "model", "base_model", "model_name", "model_id")
 

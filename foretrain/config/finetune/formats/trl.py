@@ -7,7 +7,6 @@ from foretrain.config.finetune.formats.format import (
     Format,
     adapter_keys,
     attention,
-    known_keys,
     method_of,
     precision,
     refuse_two_precisions,
@@ -15,7 +14,7 @@ from foretrain.config.finetune.formats.format import (
     training_arguments,
 )
 from foretrain.config.finetune.options import PREFERENCES
-from foretrain.config.finetune.table import Table
+from foretrain.config.finetune.table import Table, known_keys
 
 
 def read(table: Table, text: str) -> None:

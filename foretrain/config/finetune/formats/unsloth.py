@@ -11,13 +11,12 @@ from foretrain.config.finetune.formats.format import (
     Format,
     adapter_keys,
     checkpointing,
-    known_keys,
     method_of,
     refuse_two_precisions,
     training_arguments,
 )
 from foretrain.config.finetune.formats.trl import preferences
-from foretrain.config.finetune.table import Table
+from foretrain.config.finetune.table import Table, known_keys
 
 _SECTIONS = ("data", "training", "lora", "logging")
 _ADAPTER = {"r", "lora_r", "lora_rank", "lora_alpha", "target_modules", "lora_target_modules", "lora_dropout"}

@@ -148,8 +148,8 @@ def finetune_command(
 
 def _command_of_cards(plan: ClusterPlan, change: Advice, asked: Asked) -> tuple[str, ...]:
     changed, cards, now = options_of(plan, change), change.shared, plan.cluster
-    told = tuple(as_word(name, value) for name, value in changed.items())
-    words = "foretrain", "plan", *WORDS.without(asked.words, list(changed)), *told
+    typed = tuple(as_word(name, value) for name, value in changed.items())
+    words = "foretrain", "plan", *WORDS.without(asked.words, list(changed)), *typed
     rent = asked.options(rent=plan.config.price_per_hour)
     if cards is None or (cards.text, cards.link) == (now.text, now.link.name):
         return (*words, *asked.card_options(), *rent)

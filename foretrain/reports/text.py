@@ -241,8 +241,13 @@ def _least_width(table: Table, column: int) -> int:
     longest = max(map(len, cells), default=0)
     if column not in table.numeric:
         longest = max(round(TEXT_SHARE * longest), min(longest, SHORT_CELL))
-    head = cell_text(table.columns[column]) if table.columns else ""
-    return max([longest, *(len(word) for text in (head, *cells) for word in text.split() if len(word) < LONG_WORD)])
+    return max(longest, _longest_word(table, column))
+
+
+def _longest_word(table: Table, column: int) -> int:
+    rows = [table.columns, *table.rows] if table.columns else table.rows
+    words = [word for row in rows if column < len(row) for word in cell_text(row[column]).split()]
+    return max((len(word) for word in words if len(word) < LONG_WORD), default=0)
 
 
 def _fitting(table: Table, width: int) -> list[int]:
@@ -263,10 +268,22 @@ def _head(table: Table, column: int, narrow: bool) -> str:
 
 
 def _widths(natural: list[int], least: list[int], width: int) -> list[int] | None:
-    excess, spare = sum(natural) + GAP * len(natural) - width, sum(natural) - sum(least)
+    excess, spare = sum(natural) + GAP * (len(natural) - 1) - width, sum(natural) - sum(least)
     if excess <= 0 or excess > spare:
         return None
     return [wide - -(-excess * (wide - few) // spare) for wide, few in zip(natural, least, strict=True)]
+
+
+def _blocks(table: Table, kept: list[int]) -> RichTable:
+    """Return a table as a block of lines for each row, where its columns do not fit beside one another."""
+    rich = RichTable(box=None, show_header=False, padding=(0, GAP, 0, 0), pad_edge=False)
+    for number, row in enumerate(table.rows):
+        if number:
+            rich.add_row()
+        for i in kept[: len(row)]:
+            style = STYLES[table.tones[number] if table.tones else "plain"]
+            rich.add_row(_text(cell_text(table.columns[i])), _text(cell_text(row[i])), style=style)
+    return rich
 
 
 def _table(table: Table, width: int) -> RichTable:
@@ -276,7 +293,7 @@ def _table(table: Table, width: int) -> RichTable:
     kept = _fitting(table, width)
     rows = [*([table.columns] if table.columns else []), *table.rows]
     natural = [max((cell_len(cell_text(row[i])) for row in rows if i < len(row)), default=0) for i in kept]
-    narrow = sum(natural) + GAP * len(kept) > width
+    narrow = sum(natural) + GAP * (len(kept) - 1) > width
     if narrow and not runs_rightwards():  # then heads of numbers are broken
         natural = [
             _least_width(table, i) if i in table.numeric else wide for i, wide in zip(kept, natural, strict=True)
@@ -284,6 +301,9 @@ def _table(table: Table, width: int) -> RichTable:
     least = [  # a number is never broken
         wide if i in table.numeric else min(wide, _least_width(table, i)) for i, wide in zip(kept, natural, strict=True)
     ]
+    words = [wide if i in table.numeric else _longest_word(table, i) for i, wide in zip(kept, least, strict=True)]
+    if table.columns and sum(words) + GAP * (len(kept) - 1) > width:
+        return _blocks(table, kept)
     widths = _widths(natural, least, width)
     for place, i in enumerate(kept):
         numeric = i in table.numeric

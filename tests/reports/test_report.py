@@ -311,3 +311,20 @@ def test_parse_bytes_takes_sizes_or_says_so(written: str) -> None:
 @given(st.floats(0, 1e17))
 def test_bytes_read_back_within_their_rounding(size: float) -> None:
     assert quantities.parse_bytes(units.format_bytes(size).replace(",", "")) == pytest.approx(size, rel=0.06, abs=1)
+
+
+@pytest.mark.parametrize("width", [30, 60, 88])
+def test_a_table_breaks_no_word_in_a_narrow_terminal(width: int) -> None:
+    columns = ("strategy", "verdict", "needs / free", "step", "time")
+    rows = (
+        ("FSDP2, no reshard, held", "fits", "6.26 of 23.52 GiB", "1.99 s", "10.6 h (7.9–21.0)"),
+        ("ZeRO-1", "does not fit", "26.79 of 23.52 GiB", "2 s", "10.6 h (7.9–15.2)"),
+    )
+    out = io.StringIO()
+    title = Message("first.said", {"text": "t"})
+    shown = Document(title, title, (Section(title, (Table(columns, rows, frozenset({2, 3, 4})),)),))
+    text.render(shown, Console(file=out, width=width))
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    words = out.getvalue().split()
+    assert {word for row in (columns, *rows) for cell in row for word in cell.split()} <= {*words}

@@ -96,9 +96,9 @@ def _verdict(plan: Plan | FineTunePlan | InferencePlan) -> Message:
         id, values["least"] = "fits_exact", exact.smallest_limit_bytes + exact.memory.context.expected_bytes
     elif exact is not None and exact.death is not None:
         id = DIES.get(verdict or "", id)
-        death = exact.death
-        values |= {"phase": Message(f"phase.{death.phase}"), "requested": death.requested_bytes}
-        values |= {"reserved": death.reserved_bytes, "allowed": death.limit_bytes}
+        end = exact.death
+        values |= {"phase": Message(f"phase.{end.phase}"), "requested": end.requested_bytes}
+        values |= {"reserved": end.reserved_bytes, "allowed": end.limit_bytes}
     if id == "does_not_fit" and isinstance(plan, InferencePlan):  # which has one phase
         id = "does_not_fit_generating"
     said = Message(f"first.verdict.{id}", values)

@@ -77,10 +77,10 @@ class FineTuneRequest:
 
     def job(self) -> dict[str, Any]:
         tune = self.normal_tune()
-        told = {"training": tune.preferences or tune.scores, "labels": tune.scores}
+        optional = {"training": tune.preferences or tune.scores, "labels": tune.scores}
         return {
             "by": "foretrain.predict.trace.finetune.drive", "config": self.source.config, "compiled": self.tune.compile,
-            "tune": tune.model_dump(mode="json", exclude={name for name, decides in told.items() if not decides}),
+            "tune": tune.model_dump(mode="json", exclude={name for name, decides in optional.items() if not decides}),
             "gpu": service.shaping_facts(self.gpu), "keeps": self.keeps,
         }  # fmt: skip
 

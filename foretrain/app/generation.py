@@ -15,6 +15,7 @@ from foretrain.base.errors import ConfigError, UserError
 from foretrain.base.messages import listed
 from foretrain.base.records import Note
 from foretrain.config.finetune.asked import is_asked
+from foretrain.config.finetune.read import is_finetune_file, read_finetune
 from foretrain.config.hub.facts import ModelSource
 from foretrain.config.hub.source import find_source, model_named, unknown_model
 from foretrain.config.inference import WORDS, Inference, asked_with, parse_inference
@@ -67,7 +68,8 @@ def model_named_by(source: Config) -> ModelSource:
 
 
 def model_of_words(words: Sequence[str]) -> ModelSource:
-    """That of words of the command line. Raises UserError; ConfigError names every problem of a config."""
+    """That of words of the command line, or that a trainer's file names. Raises UserError; ConfigError names every
+    problem of a config."""
     first = words[0] if words else ""
     if first and source_of(Path(first)) == "trained":
         record = read(Path(first))
@@ -76,7 +78,7 @@ def model_of_words(words: Sequence[str]) -> ModelSource:
     if first and (is_asked([first]) or model_named(first)):
         if len(words) > 1:
             raise UserError("usage.inference_unknown_word", word=words[1][:40])
-        return find_source(first)
+        return read_finetune(first)[0] if is_finetune_file(first) else find_source(first)
     try:
         resolved: ResolvedConfig = resolved_of(list(words))
     except ConfigError as error:
@@ -114,7 +116,7 @@ class GenerationRequest:
         gpu, together = words_of_cards(cards, words, WORDS)
         asked, typed, sources, left, notes = parse_inference([*words, *together])
         if not left:
-            raise UserError("usage.inference_no_model", models=listed(list(models())))
+            raise UserError("usage.inference_no_model", models=listed([*list(models())[:12], "…"]))
         own = (*left, "--inference", *typed[: len(typed) - len(together)])
         if model is not None and len(left) > 1:
             raise UserError("usage.inference_unknown_word", word=left[1][:40])

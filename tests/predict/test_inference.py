@@ -495,3 +495,9 @@ def test_report_of_generating_text_has_the_figures_of_plan(tmp_path: Path) -> No
     assert f"{plan['needed_bytes'] / 2**30:.2f} GiB" in (tmp_path / "text.html").read_text("utf-8")
     refused = foretrain("report", *words, "--gpu", "3060", "--exact", "--out", str(tmp_path / "traced.html"))
     assert (refused.returncode, "--exact is about training" in refused.stderr) == (2, True)
+
+
+def test_the_model_that_a_trainers_file_names_generates_text(tmp_path: Path) -> None:
+    file = tmp_path / "train.yaml"
+    file.write_text("base_model: Qwen/Qwen3-0.6B\nadapter: lora\nmicro_batch_size: 1\nsequence_len: 512\n")
+    assert library.plan_inference(file, "RTX 4070").name == "qwen3-0.6b"

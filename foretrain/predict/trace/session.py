@@ -209,6 +209,9 @@ class Tracing:
         self.tracer.tag(tensor, category, name)
 
 
+DENSE = "; dense tensors can be traced, and take more memory: to_dense(), nn.Embedding without sparse=True"
+
+
 @contextlib.contextmanager
 def in_one_sentence() -> Iterator[list[Tracer]]:
     """Raise StandInError for what the code cannot do on fake tensors; its own errors stay as they are.
@@ -226,7 +229,7 @@ def in_one_sentence() -> Iterator[list[Tracer]]:
         elif "nested" in op:
             advice = "; a batch padded to its longest sequence can be traced, and takes more memory"
         elif "sparse" in op or any(tracer.sparse for tracer in seen):
-            advice = "; dense tensors can be traced, and take more memory: to_dense(), nn.Embedding without sparse=True"
+            advice = DENSE
         elif "._fused_" in op:
             advice = "; the optimizer's foreach=True can be traced"
         place = raised_at(error)
@@ -236,7 +239,8 @@ def in_one_sentence() -> Iterator[list[Tracer]]:
         said = str(error)
         for pattern, sentence in SENTENCES.items():
             if re.search(pattern, said):
-                raise StandInError(f"{sentence} ({said.splitlines()[0][:120]})") from error
+                advice = DENSE if any(tracer.sparse for tracer in seen) else ""
+                raise StandInError(f"{sentence} ({said.splitlines()[0][:120]}){advice}") from error
         raise
 
 

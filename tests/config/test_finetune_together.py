@@ -66,7 +66,7 @@ def test_what_is_refused_as_idle_changes_no_byte() -> None:
     values: dict[str, Any] = {
         "lora_r": 4, "lora_targets": "q_proj", "lora_dropout": 0.5, "lora_saved": "lm_head", "reentrant": True,
         "offload_checkpoints": True, "eval_batch_size": 2, "eval_batches": 3, "keeps_logits": True,
-        "eval_accumulation_steps": 2, "double_quant": True, "strategy": "fsdp",
+        "eval_accumulation_steps": 2, "double_quant": True, "strategy": "fsdp", "labels": 3,
     }  # fmt: skip
     source, _, _ = read_finetune(MODEL)
     card = catalogue()["RTX 4090"]

@@ -246,5 +246,5 @@ def test_command_line_traces_one_of_several_cards(tmp_path: Path) -> None:
     assert (traced["source"], traced["context"]) == ("traced", estimated["context"])
     assert found["timing"] == estimate["timing"]
     shown = foretrain(*words, "--exact", "--explain", "--snapshot", str(tmp_path / "snapshot.pickle")).stdout
-    assert all(said in shown for said in ("2 x RTX 3060 12GB", "traced, not measured", "DDP's buckets of gradients"))
+    assert all(said in shown for said in ("2 x RTX 3060 12GB", "memory traced", "DDP's buckets of gradients"))
     assert (tmp_path / "snapshot.pickle").stat().st_size

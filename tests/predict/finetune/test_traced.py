@@ -157,5 +157,5 @@ def test_first_screen_says_that_it_was_traced(tmp_path: Any) -> None:
 
     (tmp_path / "config.json").write_text(json.dumps(APERTUS))
     said = foretrain("plan", str(tmp_path), "--method", "lora", "--seq-len", "64", "--gpu", "4090", code=0).stdout
-    assert "traced, not measured" in said
+    assert "memory traced, time estimated" in said
     assert "a step" in said

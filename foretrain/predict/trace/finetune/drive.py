@@ -540,8 +540,8 @@ def trace_whole(job: dict[str, Any], tune: FineTune) -> Trace:
         "torch": torch.__version__, "gpu": gpu.name, "attention": sorted(there.attention.seen),
         "matmul_dtypes": dict(tracer.matmul_dtypes), "paged_bytes": tracer.paged_bytes,
         "micro_batches": run.micro_batches, "work": run.work.rows(), "counts": run.counts,
-        "shared": run.shared, "notes": sorted({*there.notes, *tracer.values.notes(), *tracer.ranges}),
-        **session.marks.facts(),
+        "notes": sorted({*there.notes, *tracer.values.notes(), *tracer.ranges}),
+        **({"shared": run.shared} if tune.world > 1 else {}), **session.marks.facts(),
     }  # fmt: skip
     return record
 

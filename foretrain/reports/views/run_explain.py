@@ -72,17 +72,17 @@ def _memory(found: RunExplanation) -> tuple[Block, ...]:
     blocks: list[Block] = [
         Paragraph(Message("run_explain.memory_of", values | {"measured": found.measured_source})),
         *([Paragraph(Message("ranks.first"))] if found.ranks and found.ranks.world > 1 else []),
-        _pieces(found.memory, "memory_piece"),
+        pieces_table(found.memory, "memory_piece", Message("column.component")),
         *_farthest(found.memory),
         *_process(found.process),
     ]
     if len(found.phases) > 1:
-        blocks.append(_pieces(found.phases, "phase"))
+        blocks.append(pieces_table(found.phases, "phase", Message("column.component")))
     return tuple(blocks)
 
 
-def _pieces(pieces: tuple[Piece, ...], texts: str) -> Table:
-    columns = tuple(Message(f"column.{name}") for name in ("component", "predicted", "measured", "error"))
+def pieces_table(pieces: tuple[Piece, ...], texts: str, head: Message) -> Table:
+    columns = (head, *(Message(f"column.{name}") for name in ("predicted", "measured", "error")))
     rows = tuple(
         (
             Message(f"{texts}.{piece.id}"), Quantity(piece.predicted_bytes, "bytes"),

@@ -2,7 +2,7 @@
 
 from foretrain.advice.asked import Asked
 from foretrain.advice.record import Advice
-from foretrain.analysis.run import OutOfMemory, Piece, TimePiece, TrainerRunExplanation
+from foretrain.analysis.run import OutOfMemory, TimePiece, TrainerRunExplanation
 from foretrain.comparison.loss_axes import LossCurves
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.memory import PhaseMemory
@@ -10,7 +10,7 @@ from foretrain.reports.document import Block, Cell, Document, Message, Only, Par
 from foretrain.reports.views.advice import change_text
 from foretrain.reports.views.curves import losses
 from foretrain.reports.views.lead import lead_of, title
-from foretrain.reports.views.run_explain import error_cell, out_of_memory
+from foretrain.reports.views.run_explain import error_cell, out_of_memory, pieces_table
 from foretrain.runs.record import TrainerRun
 
 Rows = list[tuple[Cell, ...]]
@@ -135,27 +135,15 @@ def _memory(found: TrainerRunExplanation) -> tuple[Block, ...]:
     blocks: list[Block] = [Paragraph(Message("callback.memory_of" if plan else "callback.memory_alone", values))]
     if plan is None and record.forecast_problem:
         blocks.insert(0, Paragraph(Message("callback.no_forecast", {"reason": record.forecast_problem}), "warn"))
-    blocks.append(_pieces(found.phases, "callback.allocated"))
+    blocks.append(pieces_table(found.phases, "phase", Message("callback.allocated")))
     if found.reserved:
-        blocks.append(_pieces(found.reserved, "callback.reserved"))
+        blocks.append(pieces_table(found.reserved, "phase", Message("callback.reserved")))
     if plan is not None and found.forecast_seq_len and found.forecast_seq_len < plan.tune.seq_len:
         longer = {"first": found.forecast_seq_len, "longest": plan.tune.seq_len}
         blocks.append(Paragraph(Message("callback.longer", longer)))
     if record.cards > 1:
         blocks.append(Paragraph(Message("callback.cards", {"cards": record.cards})))
     return tuple(blocks)
-
-
-def _pieces(pieces: tuple[Piece, ...], head: str) -> Table:
-    columns = (Message(head), *(Message(f"column.{name}") for name in ("predicted", "measured", "error")))
-    rows = tuple(
-        (
-            Message(f"phase.{piece.id}"), Quantity(piece.predicted_bytes, "bytes"),
-            Quantity(piece.measured_bytes, "bytes"), error_cell(piece.predicted_bytes, piece.measured_bytes),
-        )
-        for piece in pieces
-    )  # fmt: skip
-    return Table(columns, rows, frozenset({1, 2, 3}))
 
 
 def _step(found: TrainerRunExplanation) -> tuple[Block, ...]:

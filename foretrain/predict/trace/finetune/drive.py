@@ -251,7 +251,7 @@ class Run:
         found = loop_of(self.tune).trainer(self, model, folder)
         self.names.learn(found.model)
         self.counts = counts_of(found.model)
-        for name, p in found.model.named_parameters():
+        for name, p in found.model.named_parameters() if self.tune.world > 1 else ():
             layer = re.search(r"\.(\d+)\.", name)
             self.shared.append((int(layer[1]) if layer else OUTSIDE, tuple(p.shape), p.itemsize, p.requires_grad))
         found.remove_callback(PrinterCallback)
@@ -540,8 +540,8 @@ def trace_whole(job: dict[str, Any], tune: FineTune) -> Trace:
         "torch": torch.__version__, "gpu": gpu.name, "attention": sorted(there.attention.seen),
         "matmul_dtypes": dict(tracer.matmul_dtypes), "paged_bytes": tracer.paged_bytes,
         "micro_batches": run.micro_batches, "work": run.work.rows(), "counts": run.counts,
-        "notes": sorted({*there.notes, *tracer.values.notes(), *tracer.ranges}),
-        **({"shared": run.shared} if tune.world > 1 else {}), **session.marks.facts(),
+        "shared": run.shared, "notes": sorted({*there.notes, *tracer.values.notes(), *tracer.ranges}),
+        **session.marks.facts(),
     }  # fmt: skip
     return record
 

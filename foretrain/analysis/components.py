@@ -30,9 +30,7 @@ class Sum(Record):
 
 
 class TensorGroup(Record):
-    """Tensors of one kind that are alive at the peak, of all layers. `where`: module or parameter, '' for a compiled
-    kernel's; `role`: a text `tensor.ROLE`.
-    """
+    """Tensors of one kind that are alive at the peak, of all layers. `where`: '' for a compiled kernel's."""
 
     component: str
     where: str
@@ -86,10 +84,7 @@ def explain(
     observed_bytes: int | None = None,
     process_bytes: int | None = None,
 ) -> Explanation:
-    """Explain a plan's memory. With a trace, tensors have names and the timeline is filled.
-
-    `observed_bytes`: nvidia-smi's figure for the whole card; `process_bytes`: for this process.
-    """
+    """Explain a plan's memory; with a trace by tensors' names and over time. The bytes are nvidia-smi's."""
     memory = plan.memory_of(step)
     phase = memory.neediest
     first = plan.memory[0]
@@ -184,8 +179,7 @@ class Shown:
 def reconcile(shown: Shown, observed_bytes: int | None, process_bytes: int | None) -> tuple[tuple[Line, ...], str]:
     """Return (lines from the program's allocations to the card's total, id of the conclusion).
 
-    Without an observation they end in nvidia-smi's expected figure. With one, the rest is left over: for the process
-    beside what the allocator reserves, for the card what other programs use.
+    Without an observation they end in nvidia-smi's expected figure; with one, the rest is left over.
     """
     phase, context, source = shown.phase, shown.context, shown.source
     allocated = phase.allocated_bytes

@@ -21,8 +21,8 @@ TRAINED = ("gradients", "optimizer")  # what only trained weights have
 class LargeTensor(Record):
     """Tensors of one kind that are alive at a phase's peak, of all layers.
 
-    `where`: their weights, or the module that made them; '' where unknown. `what`: by an estimate the bytes of one as a
-    formula, by a trace its shape and dtype; `numbers`: the formula with numbers.
+    `where`: their weights, or the module that made them. `what`: a formula by an estimate, a shape and dtype by a
+    trace.
     """
 
     component: str
@@ -58,10 +58,7 @@ def explain(
     observed_bytes: int | None = None,
     process_bytes: int | None = None,
 ) -> FineTuneExplanation:
-    """Explain a plan's memory. With its trace, tensors have the names of modules and shapes.
-
-    `observed_bytes`: nvidia-smi's figure for the whole card; `process_bytes`: for this process.
-    """
+    """Explain a plan's memory, with its trace by modules and shapes. The bytes are nvidia-smi's."""
     memory, neediest = plan.memory, plan.memory.neediest
     source: LineSource = "estimated" if trace is None else "traced"
     shown = Shown(neediest, memory.context, source, plan.used_by_others_bytes)

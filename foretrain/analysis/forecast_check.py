@@ -1,7 +1,4 @@
-"""Predicted against measured: a plan from before a run beside the run's own meters.
-
-Errors are signed: +2% means that the prediction was 2% too high. Where one side has no figure there is no row.
-"""
+"""A plan from before a run beside the run's own meters; +2% means that the prediction was 2% too high."""
 
 from pathlib import Path
 from typing import Literal
@@ -25,9 +22,7 @@ SCHEMA = "foretrain.compare/1#forecast"
 
 
 def plan_of(run: Path, record: TrainedRun) -> Plan:
-    """Read the plan beside a run's record, or make one where there is none for this number of ranks. Raises UserError
-    'data.bad_plan' for a damaged one.
-    """
+    """Read the plan beside a run's record, or make one for this number of ranks. Raises UserError 'data.bad_plan'."""
     path = run / PLAN
     if path.is_file():
         try:
@@ -56,9 +51,7 @@ def plan_now(record: TrainedRun) -> Plan:
 
 
 def highest(plan: Plan) -> tuple[int, int, int]:
-    """Return (low, expected, high) of a run's measured peak: on a GPU the allocator's, so without the context; on a CPU
-    the process's.
-    """
+    """Return (low, expected, high) of a run's measured peak: the allocator's on a GPU, the process's on a CPU."""
     memory = plan.memory_of("foretrain")
     low, expected, high = memory.neediest.needed_span
     if not plan.gpu.reserves:
@@ -70,8 +63,7 @@ def highest(plan: Plan) -> tuple[int, int, int]:
 class RankPart(Record):
     """One rank. `highest_bytes`: its allocator's reserved peak on a card, its process's on a CPU.
 
-    `evaluates_tokens_per_s`: of its part of an evaluation, where only FSDP waits for other ranks; `behind`: its share
-    below the median there.
+    `evaluates_tokens_per_s`: of its part of an evaluation; `behind`: its share below the median there.
     """
 
     rank: int
@@ -91,11 +83,10 @@ class Stretch(Record):
 
 
 class RanksExplained(Record):
-    """A run on several ranks. `devices`: cards; ranks on a CPU share their machine's. Speeds are of the last number of
-    ranks.
+    """A run on several ranks, with speeds of their last number; ranks on a CPU share their machine's `devices`.
 
-    The forecast is of the rank with the most to hold; `low_bytes` to `high_bytes`: of `highest_bytes`, which is `what`.
-    `most`: the rank that measured most. `told`: whether evaluations took long enough to tell who is slow.
+    The forecast is of the rank with the most to hold. `most`: the rank that measured most. `told`: evaluations took
+    long enough to tell who is slow.
     """
 
     world: int
@@ -150,9 +141,7 @@ def _part(figures: RankFigures, record: TrainedRun, behind: float | None) -> Ran
 
 
 class Row(Record):
-    """One quantity. `low` and `high` bound a predicted range. `busy`: measured beside other programs, so that it cannot
-    test the forecast.
-    """
+    """One quantity, and its predicted range. `busy`: other programs ran, so that it cannot test the forecast."""
 
     id: str
     kind: Literal["bytes", "seconds"]
@@ -175,8 +164,8 @@ Sources = dict[Literal["bytes", "seconds"], tuple[str, ...]]  # of each kind of 
 
 
 class ForecastCheck(Record):
-    """One run. `predicted_source` (memory), `time_source`, `measured_source` (memory): where figures are from. `ranks`:
-    of several; tensors are then the first one's, reserved bytes the peak of all.
+    """One run, and where its figures are from. `ranks`: of several; tensors are then the first one's, reserved the
+    peak.
     """
 
     run_id: str
@@ -245,10 +234,7 @@ def _time(plan: Plan, run: TrainedRun) -> list[Row]:
 
 
 def of_directory(directory: RunDirectory) -> tuple[TrainedRun, Plan, ForecastCheck]:
-    """Return (record, plan, their comparison) of a run, with the step time of every command. Raises UserError.
-
-    The plan is the one from before the run, else the same plan made now.
-    """
+    """Return (record, the plan from before the run or made now, their comparison). Raises UserError."""
     record = directory.read_record()
     plan = plan_of(directory.path, record)
     step = of_run(directory, record)

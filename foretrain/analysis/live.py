@@ -1,7 +1,4 @@
-"""Runs in folders, whoever trained them: their list, and with this machine's cards their present state.
-
-Files are only read.
-"""
+"""Runs in folders, whoever trained them, and with this machine's cards their present state. Files are only read."""
 
 import contextlib
 import json
@@ -148,9 +145,8 @@ _KINDS = {"trained": "run", "watched": "watched", "trainer": "trainer"}
 class LiveRun(Record):
     """One run at one moment; None where unknown.
 
-    `where`: its process is on this machine; on another one, or in another container; has ended. `memory_bytes`: of a
-    run on a card PyTorch's reserved memory, on a CPU its processes'; the plan expects `planned_bytes` of it, at most
-    `planned_high_bytes`. `problem`: why a run cannot be read.
+    `where`: its process is here, on another machine or in a container, or has ended. `memory_bytes`: PyTorch's reserved
+    memory, or its processes' on a CPU. `problem`: why a run cannot be read.
     """
 
     path: str
@@ -217,10 +213,7 @@ def look(cards: Cards, folders: Sequence[Path] = (), locks: Path = LOCKS) -> Top
 
 
 def found_in(roots: Sequence[Path], locks: Path | None = LOCKS) -> list[ObservedRun]:
-    """Find every run in these folders and two levels below them, and those whose lock a process of `locks` holds.
-
-    Runs that may be alive come first, then the newest. Links are not followed.
-    """
+    """Find every run in these folders and two levels below, and those whose lock is held; the live ones first."""
     paths = {
         file.parent for root in roots for depth in _DEPTHS for name in RECORDS for file in root.glob(f"{depth}{name}")
     }

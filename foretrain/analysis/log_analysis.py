@@ -1,6 +1,4 @@
-"""`analyse`: the meaning of a training log: the steady step, what took longer and why, the config checked against the
-log.
-"""
+"""`analyse`: the steady step of a training log, what took longer and why, the config checked against the log."""
 
 import math
 from collections.abc import Callable
@@ -53,8 +51,8 @@ class Losses(Record):
 
 
 class LoggedMemory(Record):
-    """The peaks in the log: held by tensors (allocated), in use at one moment (active), held by the allocator
-    (reserved), in use on the card by all (device).
+    """The peaks in the log: held by tensors, in use at one moment (active), held by the allocator, on the card
+    (device).
     """
 
     allocated_bytes: int | None
@@ -72,8 +70,7 @@ class Remaining(Spending):
 
 
 class LogAnalysis(Record):
-    """`steady_low_s` to `steady_high_s` hold nine of ten steady steps; `steady_steps` is their number; None where the
-    log has no times. `step_time`: their source; `mean_step_s`: of the whole run, from its end.
+    """`steady_low_s` to `steady_high_s` hold nine of ten steady steps; None where the log has no times.
 
     `tokens_source`: of `tokens_per_step`: config, log, or rate (printed tokens/s times printed time). `tokens_per_s` is
     by these, else as printed; `tokens_per_gpu_s`, where one card's are printed.
@@ -147,9 +144,7 @@ def analyse(
 
 
 def pace_of(log: TrainingLog, config: RunConfig | None) -> Pace | None:
-    """Find the steady step; None where the log has no times, or only first steps'. Raises UserError for impossible
-    times.
-    """
+    """Find the steady step; None where the log has no times. Raises UserError for impossible times."""
     return steady(log, config) if log.times and not has_only_first_steps(log) else None
 
 
@@ -277,10 +272,7 @@ def _whole_run(
 
 
 def _so_far_s(log: TrainingLog, steady_s: float, slower: tuple[Disturbance, ...]) -> float:
-    """Add up the printed times, the steady time for each other step, and the evaluations in such steps.
-
-    Steps that a resume repeated count again, as they took their time.
-    """
+    """Add up the printed times, also of repeated steps, the steady time for each other step, and the evaluations."""
     printed, unprinted, stands_for = 0.0, 0, spans(log, log_interval(log))
     for segment in log.steps.segments():
         numbers = [log.steps.number[i] for i in segment]
@@ -300,9 +292,8 @@ _SHAPE = set(named(lambda each: each.from_weights and each.nanogpt == "has"))
 def config_of(
     resolved: ResolvedConfig | None, log: TrainingLog | None, find: Callable[[str], DatasetInfo | None] | None = None
 ) -> RunConfig | None:
-    """Return the config with the log's values over it; a vocabulary in neither is the dataset's.
-
-    `find`: looks for a dataset, as in `data.corpus.data_of_config`.
+    """Return the config with the log's values over it; a vocabulary in neither is the dataset's, which `find` looks
+    for.
     """
     if resolved is None:
         return None

@@ -22,9 +22,7 @@ CLOCK_HEADROOM = 1.1  # a cool card clocks above the boost clock that its peak i
 
 
 class Utilization(Record):
-    """One speed on one card. Shares of one; None where no source has the peak, or nothing is recomputed.
-    `peak_flop_per_s` is dense, with fp32 accumulation. `clock_` figures refer to the peak at `clock_ghz`.
-    """
+    """One speed on one card, as shares of one; None where no source has the peak. `clock_` figures: at `clock_ghz`."""
 
     gpu_name: str
     dtype: Dtype
@@ -71,10 +69,7 @@ def peak_at_clock(gpu: Gpu, dtype: Dtype, clock_ghz: float) -> float | None:
 def utilization(
     config: RunConfig, gpu: Gpu, step_s: float, *, tokens_per_step: int | None = None, clock_ghz: float | None = None
 ) -> Utilization:
-    """Return this step time as shares of the card. `clock_ghz`: the mean SM clock of the run.
-
-    `tokens_per_step`: where the run is known to have had others than the config.
-    """
+    """Return this step time as shares of the card. `clock_ghz`: the mean SM clock of the run."""
     dtype, _ = choose_dtype(config, gpu)
     shape = ModelShape.of(config)
     tokens = tokens_per_step or config.tokens_per_step

@@ -1,7 +1,6 @@
 """A run's step time: one definition for `runs`, `compare`, `explain`, `report` and the page.
 
-It is the median of the run's steady steps in metrics.jsonl: without the first steps of each start, lasting slow-downs,
-and single slow steps. Of a resumed run, every start counts that had as many ranks as the last one.
+It is the median in metrics.jsonl without the first steps of each start, lasting slow-downs, and single slow steps.
 """
 
 import math
@@ -32,9 +31,7 @@ Kind = Literal["compilation", "evaluation", "evaluation_and_saving", "saving", "
 
 
 class Disturbance(Record):
-    """Steps that took longer for one reason. `lost_s`: beyond the steady step, all together; `each_s`: their median.
-    `slower_factor`: their median over the steady step, 1.1 for 10% slower.
-    """
+    """Steps that took longer for one reason. `lost_s`: all together; `slower_factor`: 1.1 for 10% slower."""
 
     kind: Kind
     count: int
@@ -59,9 +56,7 @@ class Pace:
 
 
 def steady(log: TrainingLog, config: RunConfig | None) -> Pace:
-    """Find the steady step: without first steps, evaluations, saves, slow-downs and spikes. Raises UserError where no
-    step has a time.
-    """
+    """Find the steady step: without first steps, evaluations, saves, slow-downs and spikes. Raises UserError."""
     ordinary = _ordinary(log, config)
     if not ordinary:
         raise UserError("data.log_no_times", count=len(log.steps))
@@ -169,9 +164,7 @@ def _quantile(values: list[float], share: float) -> float:
 
 
 def disturbances(log: TrainingLog, pace: Pace, config: RunConfig | None, interval: int) -> tuple[Disturbance, ...]:
-    """Return what took longer, by reason. A slow-down also covers the unprinted steps in between; other reasons only
-    show in a mean over them.
-    """
+    """Return what took longer, by reason; a slow-down also covers the unprinted steps in between."""
     times = log.steps.time_s
     groups: dict[Kind, list[int]] = {"compilation": _compiling(log, pace)}
     taken = {i for indices in (groups["compilation"], *pace.slow) for i in indices}
@@ -277,9 +270,7 @@ def pace_of_lines(lines: Sequence[dict[str, Any]], starts: list[int]) -> Pace:
 def steady_times(
     numbers: Sequence[int], times_s: Sequence[float], starts: list[int] | None = None
 ) -> tuple[tuple[float, ...], tuple[int, ...]]:
-    """Return (the steady step times, each one's step since its start). `starts`: the index of each; None: by the
-    numbers.
-    """
+    """Return (the steady step times, each one's step since its start). `starts`: the index of each."""
     times = [time_s if 0 < time_s < 1e9 else math.nan for time_s in times_s]
     if not any(math.isfinite(time_s) for time_s in times):
         return (), ()
@@ -298,9 +289,7 @@ def since_start(log: TrainingLog, indices: Sequence[int]) -> tuple[int, ...]:
 def measured(
     metrics: Sequence[dict[str, Any]], resumed_from: tuple[int, ...], world_from: int = 0
 ) -> MeasuredStep | None:
-    """Measure a run's step by its metrics; None where none was logged. `world_from`: the first step with the final
-    number of ranks.
-    """
+    """Measure a run's step; None where none was logged. `world_from`: the first step with the final number of ranks."""
     lines = [line for line in step_lines(metrics) if line["step"] >= world_from]
     if not lines:
         return None

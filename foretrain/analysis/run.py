@@ -1,7 +1,4 @@
-"""A run's memory and time: predicted beside measured, piece by piece, and what went wrong.
-
-For a run that foretrain trained, or a Trainer's with ForetrainCallback.
-"""
+"""A run's memory and time: predicted beside measured, piece by piece, and what went wrong."""
 
 from collections.abc import Iterable, Sequence
 from statistics import median
@@ -45,10 +42,9 @@ class TimePiece(Record):
 class OutOfMemory(Record):
     """One out-of-memory error, as the run recorded it; None where unknown.
 
-    `over_bytes`: the request beyond what the device, or the limit, had left. `unused_bytes`: reserved by PyTorch and
-    not allocated. `context_bytes`: of the run's process besides that. `outside_bytes`: in use besides what PyTorch
-    reserved, where its context cannot be told from other programs. `rest_bytes`: activations, logits, temporaries.
-    `fatal`: it ended the run. `expandable_segments`: whether its PyTorch has them.
+    `over_bytes`: the request beyond what was left. `unused_bytes`: reserved by PyTorch and not allocated.
+    `context_bytes`: of the run's process besides that. `outside_bytes`: in use besides what PyTorch reserved.
+    `rest_bytes`: activations, logits, temporaries. `fatal`: it ended the run.
     """
 
     phase: str
@@ -84,10 +80,9 @@ class OutOfMemory(Record):
 class RunExplanation(Record):
     """The answer for one run. `phase`: the one whose memory the pieces are of.
 
-    `steps_logged` of `steps_to_log`: those in metrics.jsonl, and those of a complete one. `process`: the memory of the
-    whole process, where measured; `step`: the steady step. Each has the forecast's. `ranks`: of several; `memory` and
+    `steps_logged` of `steps_to_log` are in metrics.jsonl. `step`: the steady one. `ranks`: of several; `memory` and
     `phases` are the first one's. `limit`: how near the steady step is to what the device can do; `calibrate_first`:
-    unknown, as the device was never calibrated here. `scores`: of `foretrain eval`.
+    unknown, as the device was never calibrated.
     """
 
     run_id: str
@@ -337,9 +332,8 @@ def _remedies(record: TrainedRun, failures: tuple[OutOfMemory, ...]) -> tuple[Re
 class TrainerRunExplanation(Record):
     """The answer for one run of a Trainer.
 
-    `forecast`: from before the first step, of the longest sequences that came then. `phases`: allocated bytes of each;
-    `reserved`: by the allocator on a card; `step`: without the first ones. `changes`: what would have prevented a fatal
-    out-of-memory error.
+    `forecast`: from before the first step. `phases`: allocated bytes of each; `reserved`: by the allocator. `changes`:
+    what would have prevented a fatal out-of-memory error.
     """
 
     record: TrainerRun
@@ -355,7 +349,6 @@ class TrainerRunExplanation(Record):
 
 
 def explain_directory(directory: RunDirectory) -> TrainerRunExplanation:
-    """Explain the run in a directory. Raises UserError where there is none, or its records are damaged."""
     record = directory.record_of(TrainerRun)
     metrics, events = directory.read_lines("metrics", whole=False), directory.read_lines("events")
     return explain_trainer_run(record, forecast_in(directory.path), metrics, events)

@@ -197,8 +197,8 @@ def much_is_lost(there: int, expected: int) -> bool:
 
 
 class RunLimit(Record):
-    """A run's steady step beside its limit on its device. `rest_s`: unexplained by its kernels: launching, Python,
-    fresh pages, caches; None where uncalibrated.
+    """A run's steady step beside its limit on its device. `rest_s`: unexplained by its kernels; None where
+    uncalibrated.
     """
 
     step_s: float

@@ -1,8 +1,7 @@
 """The memory snapshot of any PyTorch program: memory at the end, at the peak and at failures.
 
-The format is that of predict/snapshot.py. Bytes at the end are those of the segments and their blocks. The history is
-counted backwards from them: what it does not show was there before. Live tensors are grouped by the stack that made
-them; their kinds are guesses.
+The history (predict/snapshot.py) is counted backwards from the bytes at the end. Live tensors are grouped by the stack
+that made them; their kinds are guesses.
 """
 
 import re
@@ -127,8 +126,8 @@ class LiveGroup(Record):
 
 
 class Moment(Record):
-    """Memory at one moment. `before_bytes`: of allocated, what was there before the history begins. At the peak and at
-    failures `allocated_bytes` is as requested; at the end with the allocator's rounding.
+    """Memory at one moment. `before_bytes`: allocated before the history begins. At the end with the allocator's
+    rounding.
     """
 
     position: int
@@ -140,10 +139,9 @@ class Moment(Record):
 
 
 class Failure(Record):
-    """A request that the card could not meet, by the history.
+    """A request that the card could not meet, by the history. `unused_bytes`: reserved and not allocated then.
 
-    `unused_bytes`: reserved and not allocated then. `fits_expandable`: whether the simulator meets it with expandable
-    segments and as much of the card; None where the history is too short.
+    `fits_expandable`: whether expandable segments would meet it, simulated; None where the history is too short.
     """
 
     position: int
@@ -174,9 +172,8 @@ class StreamShare(Record):
 
 
 class SnapshotAnalysis(Record):
-    """One device of one snapshot. `split_bytes`: free parts of segments in use, which only tensors that fit can take;
-    `cached_bytes`: wholly free segments, which empty_cache releases. `from_profile`: made of a profile by
-    torch/cuda/_memory_viz.py, which knows no segments. `streams`: those with most reserved, where there are several.
+    """One device of one snapshot. `split_bytes`: free parts of segments in use; `cached_bytes`: wholly free segments.
+    `from_profile`: made by torch/cuda/_memory_viz.py of a profile, which knows no segments.
     """
 
     name: str

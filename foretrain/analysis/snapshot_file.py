@@ -1,9 +1,6 @@
-"""A memory snapshot in a file, read and analysed in a process with a cap on memory and time.
+"""A memory snapshot in a file, read and analysed in a process with a cap on memory, by the file's size, and time.
 
 python -P -m foretrain.analysis.snapshot_file FILE NAME DEVICE (-1: the device that holds most)
-
-A snapshot comes from anybody. Its unpickler knows plain values only, but even those can ask for any amount of memory;
-the cap follows from the file's size.
 """
 
 import json

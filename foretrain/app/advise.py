@@ -54,7 +54,6 @@ def base_plan(
     price: str | None,
     option: str = "--used-by-others",
 ) -> Plan:
-    """The plan of the run as it is, on the one card that was named. Raises UserError."""
     found = targets(gpu, used_by_others, resolved.config, option)
     if len(found) > 1:
         raise UserError("usage.one_card_advise", count=len(found))
@@ -67,14 +66,12 @@ def base_plan(
 
 
 def advices(base: Plan, goal: Goal | None, price: str | None = None) -> Advices:
-    """The changes to a plan. `price`: of other cards, by their names."""
     return advise_plan(base, goal=goal, rents=rents(price, base.config))
 
 
 def confirmed(
     found: Advices, base: Plan, count: int, listen: Callable[[str], None] = lambda state: None
 ) -> Advices:  # fmt: skip
-    """With what traces say of the first `count` changes. Raises UserError where nothing can be traced."""
     try:
         return confirm.confirm(found, base, exact.settings_of, count, listen)
     except service.TraceUnavailable as error:

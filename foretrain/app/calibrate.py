@@ -52,7 +52,6 @@ def calibrate(
 
 
 def calibration_of(device: str = "auto") -> Calibration:
-    """The calibration that was kept of a device. Raises UserError where there is none."""
     gpu = gpu_of(device)
     if gpu.calibration is None:
         raise UserError("environment.not_calibrated", device=gpu.name)
@@ -60,7 +59,7 @@ def calibration_of(device: str = "auto") -> Calibration:
 
 
 def gpu_of(device: str = "auto") -> Gpu:
-    """The device as plans know it, with its calibration if there is one. Raises UserError."""
+    """Return the device as plans know it, with its calibration if there is one. Raises UserError."""
     return _placed(device).gpu
 
 

@@ -50,8 +50,6 @@ def compare(
 
 @dataclass(frozen=True)
 class Compared:
-    """A comparison, and what was compared, in the same order."""
-
     subjects: list[Subject]
     comparison: Comparison
 
@@ -60,7 +58,6 @@ def compared(
     sources: Sequence[str], *, gpu: str = "auto", used_by_others: str | int = 0, price: str | None = None,
     columns: Mapping[str, str] | None = None, tell: Tell = lambda notes: None, option: str = "used_by_others",
 ) -> Compared:  # fmt: skip
-    """As `compare`, with the subjects. `option`: what `used_by_others` was given as, for errors."""
     stated = used_by_others
     if isinstance(stated, str):
         stated = stated_bytes(stated, option) if stated else 0
@@ -70,7 +67,6 @@ def compared(
 
 
 def _with_rents(subjects: list[Subject], price: str | None) -> list[Subject]:
-    """The subjects with the rent of their cards, so that money can be compared."""
     if price is None:
         return subjects
     cards = {subject.gpu.name: subject.gpu for subject in subjects if subject.gpu is not None}

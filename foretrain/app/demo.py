@@ -13,10 +13,7 @@ from foretrain.training.device import place
 
 
 def demo_config(steps: int, out: str) -> tuple[ResolvedConfig, ResolvedConfig]:
-    """(the config of a demo, the same with what `train` will choose here: dtype, attention, threads); the data is made.
-
-    Raises UserError.
-    """
+    """Make the data; return (the config of a demo, the same with what `train` will choose here). Raises UserError."""
     words = ["baby", "--device=cpu", f"--max_iters={steps}", f"--lr_decay_iters={steps}", f"--out_dir={out}",
              f"--eval_interval={max(10, steps // 5)}", f"--warmup_iters={min(50, steps // 4)}"]  # fmt: skip
     resolved, _ = prepare_data(resolve(words))
@@ -27,7 +24,7 @@ def demo_config(steps: int, out: str) -> tuple[ResolvedConfig, ResolvedConfig]:
 
 
 def to_calibrate(resolved: ResolvedConfig) -> list[str]:
-    """The dtypes to be measured before the forecast stands on this machine's own speeds; none where it does."""
+    """Return the dtypes to be measured before the forecast stands on this machine's own speeds."""
     placement = place(resolved.config)
     dtypes = list(dict.fromkeys(["float32", placement.dtype]))  # as half of a half-precision step's kernels are fp32
     known = placement.gpu.calibration
@@ -37,7 +34,7 @@ def to_calibrate(resolved: ResolvedConfig) -> list[str]:
 
 
 def measure(dtypes: list[str], *, quiet: bool) -> int:
-    """The exit code of a calibration in a process of its own, so that what it leaves in memory is not the run's."""
+    """Calibrate in a process of its own, so that what it leaves in memory is not the run's; return its exit code."""
     words = ["calibrate", "--device=cpu", "--quick", *(f"--dtype={dtype}" for dtype in dtypes)]
     command = processes.command("foretrain", *words, *(["--quiet"] if quiet else []))
     return subprocess.run(command, env=processes.variables(), stdout=subprocess.DEVNULL, check=False).returncode

@@ -1,7 +1,4 @@
-"""How good a model is: bits per byte of texts, and lm-eval's tasks. `foretrain.evaluate` for Python.
-
-What can be refused before torch is imported is refused here; the rest is in app/evaluation.py, which imports it.
-"""
+"""How good a model is: bits per byte of texts, and lm-eval's tasks. `foretrain.evaluate` for Python, without torch."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ Listen = Callable[[str, dict[str, Any]], None]  # hears what begins, and how far
 
 @dataclass(frozen=True)
 class Asked:
-    """As the arguments of `foretrain.evaluate`, whose docstring says what they mean."""
+    """The arguments of `foretrain.evaluate`."""
 
     source: Path
     tasks: tuple[str, ...]

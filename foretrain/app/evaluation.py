@@ -52,19 +52,18 @@ class OfRun:
 
     @property
     def weights_sha256(self) -> str:
-        """As `weights_sha256` of its path."""
         return weights_sha256(self.path)
 
 
 def weights_sha256(path: Path) -> str:
-    """Of a checkpoint, over the checksums of the files of its weights."""
+    """Hash the checksums of the files of a checkpoint's weights."""
     listed = json.loads(read_text(path / checkpoint.MANIFEST))["files"]
     digests = [listed[name]["sha256"] for name in checkpoint.files_of(path, "model")]
     return hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
 def of_run(path: Path, *, best: bool) -> OfRun:
-    """The newest intact checkpoint of a run, its best one, or the checkpoint at this path. Raises UserError."""
+    """Return the newest intact checkpoint of a run, its best one, or the one at this path. Raises UserError."""
     found = locate(path, best=best)
     step = checkpoint.read_progress(found.path).step
     return OfRun(found.run, found.run.read_record(), found.path, step, found.skipped)
@@ -81,7 +80,6 @@ class Subject:
 
 
 def device_of(wanted: str) -> torch.device:
-    """The device that is asked for; "auto": a card, if there is one. Raises UserError."""
     return place(from_values({"device": wanted, "dtype": "float32", "compile": False}).config).device
 
 
@@ -93,7 +91,6 @@ def _words(run: OfRun) -> Tokenizer:
 
 
 def loaded(run: OfRun, device: str) -> Subject:
-    """The model of a checkpoint in single precision. Raises UserError where its tokenizer is not known."""
     words = _words(run)
     config, on = run.record.config, device_of(device)
     model = make_model(config)
@@ -102,12 +99,10 @@ def loaded(run: OfRun, device: str) -> Subject:
 
 
 def is_hugging_face(path: Path) -> bool:
-    """Whether a folder holds a model of Hugging Face's, and no run."""
     return (path / "config.json").is_file() and source_of(path) != "trained"
 
 
 def loaded_folder(folder: Path, device: str) -> Subject:
-    """The model of a Hugging Face folder in single precision. Raises UserError where it cannot be loaded."""
     if not (folder / JsonTokenizer.FILE).is_file():
         raise UserError("data.no_tokenizer_file", path=str(folder))
     words = JsonTokenizer.load(folder)
@@ -116,7 +111,7 @@ def loaded_folder(folder: Path, device: str) -> Subject:
 
 
 def _begins(folder: Path, words: JsonTokenizer) -> int:
-    """bos_token of tokenizer_config.json, else what separates texts."""
+    """Return bos_token of tokenizer_config.json, else what separates texts."""
     try:
         said: Any = json.loads(read_text(folder / JsonTokenizer.SETTINGS)).get("bos_token")
     except (OSError, ValueError, AttributeError):
@@ -131,7 +126,7 @@ _SPACE = "\u2581"  # SentencePiece's
 
 
 def token_bytes(tokenizer: Tokenizer) -> list[int]:
-    """UTF-8 bytes by id; 0 of separators and of other special tokens, which stand for no text."""
+    """Return UTF-8 bytes by id; 0 of special tokens, which stand for no text."""
     found = [0] * tokenizer.vocab_size
     for id, size in _sizes(tokenizer).items():
         found[id] = size
@@ -150,7 +145,7 @@ def _sizes(tokenizer: Tokenizer) -> dict[int, int]:
 
 
 def _of_json(tokenizer: JsonTokenizer) -> dict[int, int]:
-    """Of a byte-level vocabulary each character is a byte; in others a space has a sign of its own."""
+    """Count a byte-level vocabulary's characters as bytes; in others a space has a sign of its own."""
     fast: Any = tokenizer._fast
     by_byte = "ByteLevel" in _kinds(json.loads(tokenizer.text).get("decoder"))
     added = fast.get_added_tokens_decoder()
@@ -166,7 +161,6 @@ def _of_json(tokenizer: JsonTokenizer) -> dict[int, int]:
 
 
 def _kinds(decoder: Any) -> set[str]:
-    """The types of a decoder and of those that it is made of."""
     if not isinstance(decoder, dict):
         return set()
     inner = (_kinds(each) for each in decoder.get("decoders", ()))
@@ -188,7 +182,6 @@ class Document:
 
 
 def read(path: Path) -> Document:
-    """A file of UTF-8 text. Raises UserError where it is none."""
     try:
         data = read_bytes(path, MOST_BYTES)
         data.decode("utf-8")
@@ -216,7 +209,7 @@ def validation(record: TrainedRun, subject: Subject, tokens: int | None) -> list
 
 
 def scored(subject: Subject, document: Document, stride: int | None, tokens: int | None, listen: Listen) -> TextScore:
-    """How well the model predicts it. Raises UserError where the two do not belong together."""
+    """Score a text. Raises UserError where the two do not belong together."""
     context = subject.model.context_tokens
     stride = max(1, context // 2) if stride is None else stride
     if stride > context:
@@ -241,7 +234,7 @@ def scored(subject: Subject, document: Document, stride: int | None, tokens: int
 
 
 def _ids(subject: Subject, document: Document) -> np.ndarray:
-    """The ids, with what the first one is predicted from before them."""
+    """Return the ids, with what the first one is predicted from before them."""
     if document.ids is not None:
         return document.ids
     own = np.array(list(subject.words.encode(document.data)), dtype=np.int64)
@@ -257,7 +250,7 @@ def _check(subject: Subject, document: Document, ids: np.ndarray) -> None:
 
 
 def _size(subject: Subject, document: Document, ids: np.ndarray, sizes: Sequence[int], whole: bool) -> int | None:
-    """The bytes of a whole file that were predicted; None: as its tokens have them."""
+    """Return the bytes of a whole file that were predicted; None: as its tokens have them."""
     if not document.data or not whole:
         return None
     return len(document.data) - (sizes[ids[0]] if subject.begins is None else 0)
@@ -269,8 +262,6 @@ ROWS = 4  # of a batch of lm-eval's hf, whose logits are of whole sequences
 
 @dataclass
 class _Found:
-    """What was found so far, and where it is kept."""
-
     run: OfRun | None
     texts: list[TextScore] = field(default_factory=list)
     tasks: list[TaskScore] = field(default_factory=list)
@@ -278,7 +269,7 @@ class _Found:
     kept_in: str | None = None
 
     def add(self, *found: TextScore | TaskScore) -> None:
-        """Results, kept beside the run at once. A disk that does not take them is a note."""
+        """Keep results beside the run at once. A disk that does not take them is a note."""
         of_texts = [score for score in found if isinstance(score, TextScore)]
         of_tasks = [score for score in found if isinstance(score, TaskScore)]
         self.texts += of_texts
@@ -297,7 +288,6 @@ class _Found:
 
 
 def carry_out(asked: Asked) -> Evaluation:
-    """What was found. Raises UserError."""
     run = None
     if not is_hugging_face(asked.source):
         run = of_run(asked.source, best=asked.best)
@@ -359,7 +349,7 @@ def _task_data(asked: Asked, tasks: harness.Harness, name: str) -> Any:
 
 
 def _task_model(asked: Asked, run: OfRun | None, subject: Subject | None, device: str) -> tuple[Any, str]:
-    """(what lm-eval runs, how): its own model over a Hugging Face folder, of a run the run's model as it is."""
+    """Return (what lm-eval runs, how): its own model over a Hugging Face folder, of a run the run's model as it is."""
     if run is None:
         return harness.hugging_face(asked.source, device, asked.batch_size or ROWS), "folder"
     own = subject or loaded(run, asked.device)

@@ -26,8 +26,7 @@ Listen = Callable[[str], None]  # hears how far the traces are
 
 
 def settings_of(plan: Plan | None = None, alloc_conf: str = "") -> Settings:
-    """The allocator's, as `alloc_conf` says, else as a run of this plan would have them: from its config and from the
-    environment. Raises UserError."""
+    """Return the allocator's settings by `alloc_conf`, else by the plan's config and environment. Raises UserError."""
     try:
         if alloc_conf:
             return Settings.parse(alloc_conf)
@@ -37,12 +36,12 @@ def settings_of(plan: Plan | None = None, alloc_conf: str = "") -> Settings:
 
 
 def traced_plan(plan: Plan, listen: Listen, alloc_conf: str = "") -> Plan:
-    """The plan with traced memory; it says so where the step could not be traced."""
+    """Trace a plan's memory; the plan says so where the step could not be traced."""
     return traced(plan, settings_of(plan, alloc_conf), listen)
 
 
 def trace_of(plan: Plan, step: StepName, listen: Listen, alloc_conf: str = "") -> Trace | None:
-    """The trace behind a plan's answer; None where it was estimated."""
+    """Return the trace behind a plan's answer; None where it was estimated."""
     if plan.memory_of(step).source != "traced":
         return None
     spec = plan.spec(step)
@@ -51,12 +50,12 @@ def trace_of(plan: Plan, step: StepName, listen: Listen, alloc_conf: str = "") -
 
 
 def worst(asked: Sequence[service.Traceable], listen: Listen, settings: Settings) -> Trace:
-    """The trace with most reserved, of several that only the card can tell apart."""
+    """Return the trace with most reserved, of several that only the card can tell apart."""
     return max(service.traces(asked, listen), key=lambda trace: replay(trace, settings).peak_reserved_bytes)
 
 
 def moments_of(plan: Plan, step: StepName, listen: Listen) -> StepMoments | None:
-    """What is allocated when in a traced step; None where it was estimated."""
+    """Return what is allocated when in a traced step; None where it was estimated."""
     trace = trace_of(plan, step, listen)
     return traced_moments(trace, step, min(2, plan.config.gradient_accumulation_steps)) if trace else None
 
@@ -65,13 +64,13 @@ def explained(
     plan: Plan, step: StepName, listen: Listen, alloc_conf: str = "", *, observed_bytes: int | None = None,
     process_bytes: int | None = None,
 ) -> Explanation:  # fmt: skip
-    """Where the memory of a traced plan goes. `observed_bytes`, `process_bytes`: what nvidia-smi shows, to explain."""
+    """Explain where a traced plan's memory goes, and nvidia-smi's bytes."""
     trace, settings = trace_of(plan, step, listen, alloc_conf), settings_of(plan, alloc_conf)
     return explain(plan, step, trace, settings=settings, observed_bytes=observed_bytes, process_bytes=process_bytes)
 
 
 def check_readings(observed_bytes: int | None, process_bytes: int | None, gpus: Sequence[Gpu]) -> None:
-    """Nothing; raises UserError where what nvidia-smi is said to show cannot be true together, on these cards."""
+    """Raise UserError where what nvidia-smi is said to show cannot be true together, on these cards."""
     for option, size in (("--observed", observed_bytes), ("--process", process_bytes)):
         if size == 0:
             raise UserError("usage.reading_zero", option=option)
@@ -85,7 +84,6 @@ def check_readings(observed_bytes: int | None, process_bytes: int | None, gpus: 
 
 
 def largest(plan: Plan, option: str, listen: Listen, alloc_conf: str = "") -> Largest:
-    """The largest value of an option that fits, by traces. Raises UserError."""
     made, settings = of_plan(plan), settings_of(plan, alloc_conf)
     try:
         return search(made, option, lambda value: probe_of(made, option, value, settings, listen))
@@ -94,7 +92,6 @@ def largest(plan: Plan, option: str, listen: Listen, alloc_conf: str = "") -> La
 
 
 def probe_of(made: Forecast, option: str, value: int, settings: Settings, listen: Listen) -> Probe:
-    """What a traced plan answers for one value of an option."""
     listen(f"{option} = {value}")
     changed = forecast(made.run.but(**{option: value}), made.where).plan
     assert isinstance(changed, Plan)
@@ -106,7 +103,7 @@ def probe_of(made: Forecast, option: str, value: int, settings: Settings, listen
 
 
 def write_snapshot(plan: Plan, step: StepName, path: Path, listen: Listen, alloc_conf: str = "") -> None:
-    """The trace as a memory snapshot for pytorch.org/memory_viz. Raises UserError."""
+    """Write the trace as a memory snapshot for pytorch.org/memory_viz. Raises UserError."""
     trace = trace_of(plan, step, listen, alloc_conf)
     if trace is None:
         reason = next((note.values["reason"] for note in plan.notes if note.id == "trace_unavailable"), "")
@@ -115,8 +112,6 @@ def write_snapshot(plan: Plan, step: StepName, path: Path, listen: Listen, alloc
 
 
 def write_trace(trace: Trace, path: Path, settings: Settings) -> None:
-    """A trace as a memory snapshot. Raises UserError where it cannot be written."""
-
     def label(id: int) -> Label:
         a = trace.allocations[id]
         shape = "×".join(str(side) for side in a.shape)
@@ -131,7 +126,7 @@ def write_trace(trace: Trace, path: Path, settings: Settings) -> None:
 
 
 def check_snapshot(path: Path, configs: Iterable[Path]) -> None:
-    """Nothing; raises UserError where no snapshot can be written. `configs`: files that are not to be lost."""
+    """Raise UserError where no snapshot can be written. `configs`: files that are not to be lost."""
     try:
         reason = _why_not_written(path, configs)
     except (OSError, RuntimeError) as error:  # a name that is too long, links that go round
@@ -141,7 +136,7 @@ def check_snapshot(path: Path, configs: Iterable[Path]) -> None:
 
 
 def _why_not_written(path: Path, configs: Iterable[Path]) -> str:
-    """'' where a snapshot can be written to this path, else why not. Only a snapshot of before is written over."""
+    """Return why no snapshot can be written to this path, else ''; only a snapshot of before is written over."""
     if str(path) == "-":
         return "a snapshot goes into a file"
     if path.is_dir():

@@ -1,7 +1,4 @@
-"""What happened and why: a run, a Trainer's run, a log, a watched run, a snapshot. `foretrain.explain` for Python.
-
-What an explanation is put together from is decided here, for the command, for reports and for the page.
-"""
+"""What happened and why: a run, a Trainer's run, a log, a watched run, a snapshot. `foretrain.explain` for Python."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -62,7 +59,7 @@ Listen = Callable[[str], object]  # hears what is being done: 'searching'
 
 
 def ran_out_in(log: Path) -> oom_message.OutOfMemoryMessage | None:
-    """What the end of a log says of memory that ran out."""
+    """Read what the end of a log says of memory that ran out."""
     try:
         return oom_message.parse(read_bytes(log, 2 * TAIL_BYTES, last_bytes=TAIL_BYTES).decode("utf-8", "replace"))
     except (OSError, ValueError):
@@ -109,7 +106,6 @@ def _held(message: oom_message.OutOfMemoryMessage) -> int:
 
 
 def _of_need(message: oom_message.OutOfMemoryMessage, most: PhaseMemory | None) -> list[Note]:
-    """Return that a run held more than it needs by its plan."""
     held = _held(message)
     if most is None or held <= most.needed_high_bytes:
         return []
@@ -136,7 +132,7 @@ def saved_by(
 
 
 def _over_bytes(failed: OutOfMemory) -> int:
-    """Return the bytes that were missing. Where nobody says what was left, that is all that was asked for."""
+    """Return the missing bytes: all that was asked for, where nobody says what was left."""
     return (failed.over_bytes if failed.over_bytes is not None else failed.asked_bytes) or 0
 
 
@@ -175,9 +171,8 @@ Tell = Callable[[UserError], object]  # hears what was skipped in a config, and 
 class LogExplanation(Record):
     """A log, a watched run with or without steps in its log, or a log that says no more than that memory ran out.
 
-    `remedies`: what would have saved it, where its config and its card are known, `changes` of a fine-tuning run;
-    `unknown`: what to give first; `doubts`: why the log cannot be of that config's run on that card, and nothing is
-    advised.
+    `remedies`, `changes`: what would have saved it; `unknown`: what to give first; `doubts`: why the log cannot be of
+    that config's run on that card.
     """
 
     log: LogAnalysis | None
@@ -189,7 +184,7 @@ class LogExplanation(Record):
     doubts: tuple[Note, ...] = ()
 
     def to_json(self, **extra: Any) -> dict[str, Any]:
-        """One object: the log's own figures, with those of the others beside them."""
+        """Return the log's own figures, with those of the others beside them."""
         found: dict[str, Any] = self.log.to_json(**extra) if self.log else extra
         if self.watched or not self.log:
             found["watch"] = self.watched.to_json() if self.watched else None
@@ -242,10 +237,7 @@ def explain(
 
 @dataclass(frozen=True)
 class ExplainedRun:
-    """A run with its forecast, both beside each other, and what the explanation says.
-
-    `plan`: the forecast from before the run; `current`: of the micro-batch that it trained with in the end.
-    """
+    """An explained run. `plan`: from before it; `current`: of the micro-batch that it trained with in the end."""
 
     record: TrainedRun
     plan: Plan
@@ -256,7 +248,6 @@ class ExplainedRun:
 
 
 def run_of(directory: RunDirectory) -> ExplainedRun:
-    """A run directory, explained. Raises UserError where there is none, or its records are damaged."""
     record, made, check = of_directory(directory)
     metrics, current = directory.read_lines("metrics"), in_the_end(record, made)
     explanation = explain_run(record, current, metrics, directory.read_lines("events"))
@@ -278,7 +269,6 @@ def log_of(
     source: str | Path | BinaryIO, config: Config | None = None, gpu: str = "auto", *,
     tell: Tell = lambda note: None, listen: Listen = lambda what: None,
 ) -> ExplainedLog:  # fmt: skip
-    """A log or a watched run, explained. Raises UserError where there is nothing in it that can be told."""
     tuned = question(config[0], config[1:]) if isinstance(config, list) and is_asked(config) else None
     resolved = None if config is None or tuned else resolved_of(config)
     for note in resolved.notes if resolved else ():
@@ -343,26 +333,24 @@ class GivenLog:
 
     @property
     def cards(self) -> list[str]:
-        """The cards that it names, those that somebody saw at work first."""
+        """Return the cards that it names, those that somebody saw at work first."""
         seen = [card.name for card in self.watched.cards if card.ours_peak_bytes] if self.watched else []
         if self.kept and isinstance(card := self.kept.config.get("gpu"), str) and not card.startswith("CPU"):
             seen.append(card)
         return seen + ([self.log.header.gpu_name] if self.log and self.log.header.gpu_name else [])
 
     def config(self, resolved: ResolvedConfig | None) -> RunConfig | None:
-        """Of the run: as the user named it, else as the watched command or the tracker has it."""
+        """Return the config as the user named it, else as the watched command or the tracker has it."""
         if resolved is None and self.kept:
             return of_tracked(self.kept)
         return config_of(resolved, self.log) or of_watched(self.watched.config if self.watched else None, self.log)
 
 
 def is_tracked(path: Path) -> bool:
-    """Whether a tracker has kept a run there. Raises UserError for damage."""
     return path.exists() and trackers.keeper_of(path) is not None
 
 
 def read_given(source: str | Path | BinaryIO) -> GivenLog:
-    """The log. Raises UserError for a record of a watched run, or a tracker's file, that is damaged."""
     if not isinstance(source, str | Path):
         return _read(lambda: read_stream(source, "stdin"), None)
     path = Path(source)
@@ -380,7 +368,6 @@ def read_given(source: str | Path | BinaryIO) -> GivenLog:
 
 
 def _of_table(path: Path, run: str | None) -> TrainingLog:
-    """The table that a tracker has exported, as `compare` reads it. Raises UserError."""
     roles = tables.by_step(read_table(path, run), path, {})
     roles["timestamp"] = tables.seconds_of(roles)
     roles["step_s"] = {step: ms / 1e3 for step, ms in roles.get("step_ms", {}).items()} | roles.get("step_s", {})
@@ -392,7 +379,7 @@ def _of_table(path: Path, run: str | None) -> TrainingLog:
 
 
 def _with_run(path: Path) -> tuple[Path, str | None]:
-    """A path and, behind +run=, which one of the runs that a tracker keeps there."""
+    """Split a path and, behind +run=, which one of a tracker's runs."""
     before, sign, run = str(path).rpartition("+run=")
     return (Path(before), run) if sign and not path.exists() else (path, None)
 

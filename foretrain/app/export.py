@@ -57,7 +57,6 @@ class Loss(Record):
 
     @property
     def perplexity(self) -> float:
-        """e to the validation loss; infinite beyond what a float holds."""
         return math.exp(self.val) if self.val < 700 else math.inf
 
 
@@ -86,10 +85,7 @@ def facts_of(
     tokenizer: bool,
     scores: Scores | None = None,
 ) -> CardFacts:
-    """Of the checkpoint that `progress` tells of. `lines`: the run's metrics; later ones count for nothing.
-
-    `tokenizer`: whether its files are in the export. `scores`: what `foretrain eval` found of this checkpoint.
-    """
+    """Return the card's facts of the checkpoint that `progress` tells of; later lines of `lines` count for nothing."""
     config = record.config
     shape = ModelShape.of(config)
     loss = _loss(lines, progress.step)
@@ -162,7 +158,7 @@ def _loss_figures(config: RunConfig, loss: Loss | None) -> list[Figure]:
 
 
 def _score_figures(record: TrainedRun, scores: Scores) -> list[Figure]:
-    """Bits per byte of texts, by their file's name alone, and what lm-eval's tasks measured."""
+    """List bits per byte of texts, by their file's name alone, and what lm-eval's tasks measured."""
     figures = []
     for text in scores.texts:
         own = text.text == f"{record.dataset.name}/val"
@@ -198,7 +194,7 @@ def _speed(record: TrainedRun) -> list[Figure]:
 def _spent(
     record: TrainedRun, progress: Progress, lines: Sequence[dict[str, Any]]
 ) -> tuple[list[Figure], float | None, str]:
-    """(energy, CO2 and cost up to the checkpoint; grams of CO2 and how they were found)."""
+    """Return (energy, CO2 and cost up to the checkpoint; grams of CO2 and how they were found)."""
     config, elapsed_s = record.config, progress.elapsed_s
     meter = meter_of(lines) if record.devices == 1 else None  # readings are of the first rank's card
     guessed = spending(
@@ -233,7 +229,7 @@ def _spent(
 
 
 def _learning(config: RunConfig) -> str:
-    """The options that decide what is learned, as TOML. Paths of the machine are not among them."""
+    """Return the options that decide what is learned, as TOML; no paths of the machine."""
     kept = [name for name, each in OPTIONS.items() if each.group != "run" and "learning" in each.affects]
     published = config.init_from in ("scratch", *GPT2_SHAPES)
     return "\n".join(
@@ -249,15 +245,13 @@ _ACTIVE = re.compile(r"[^\w\s.,:;'%=/()+-]|(?<![^\W_])_|_(?![^\W_])|(?<=www)\.|:
 
 
 def card_of(facts: CardFacts) -> str:
-    """The card's text. Raises UserError where huggingface_hub is not installed, or takes these facts for none."""
     hub = need_extra("huggingface_hub", "export")
     text = f"---\n{_metadata(hub, facts)}\n---\n\n{_body(facts)}"
     return str(hub.ModelCard(text))  # which reads the metadata back
 
 
 def plain(text: str) -> str:
-    """A name as Markdown shows it letter by letter: without control characters, signs written as entities. Names come
-    from a user's files: none of them may be read as YAML, Markdown or HTML."""
+    """Return a user's name as Markdown shows it letter by letter, so that none is read as YAML, Markdown or HTML."""
     return _ACTIVE.sub(lambda found: f"&#{ord(found[0])};", _one_line(text)) or "&#45;"
 
 
@@ -321,7 +315,6 @@ def _body(facts: CardFacts) -> str:
 
 
 def plain_figure(text: str) -> str:
-    """The same for a whole figure, whose own words may be longer."""
     return " ".join(plain(text[at : at + _LONGEST]) for at in range(0, len(text), _LONGEST)) if text else ""
 
 
@@ -330,7 +323,6 @@ def _one_line(text: str) -> str:
 
 
 def _slug(text: str) -> str:
-    """What the Hub takes for the id of a dataset."""
     return re.sub(r"[^\w.-]+", "-", text, flags=re.ASCII).strip("-.") or "data"
 
 
@@ -356,15 +348,13 @@ _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.
 
 
 def check_repository(name: str) -> None:
-    """Raise UserError where a text is not owner/name."""
     if not _REPOSITORY.fullmatch(name):
         raise UserError("usage.push_name", name=name[:100])
 
 
 def upload(name: str, folder: Path, files: Sequence[str], message: str) -> str:
-    """Upload these files of a folder to the repository, in one commit; returns its address.
-
-    A repository that is not there yet is made, private. Raises UserError; the folder stays as it is.
+    """Upload these files in one commit, to a private repository where there is none; return its address. Raises
+    UserError.
     """
     hub = need_extra("huggingface_hub", "export")
     kept = shlex.quote(str(folder))
@@ -381,7 +371,7 @@ def upload(name: str, folder: Path, files: Sequence[str], message: str) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """The last line that says something: the library puts its request's number first."""
+    """Return the last line that says something: the library puts its request's number first."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     told = [line for line in lines if "Request ID" not in line] or lines or [type(error).__name__]
     return json.dumps(told[-1][:200], ensure_ascii=False)[1:-1].rstrip(".")

@@ -22,7 +22,7 @@ ESTIMATED = ("finetune_compile",)  # notes on what only the estimate leaves out
 def plan_question(
     asked: FineTuneQuestion, gpu: str | Gpu, used_by_others: str | int = "", step_s: float | None = None
 ) -> FineTunePlan:
-    """The forecast on a card. `step_s`: seconds of a step in a log. Raises UserError for what cannot be planned."""
+    """Return the forecast on a card. `step_s`: seconds of a step in a log. Raises UserError."""
     if isinstance(used_by_others, str):
         used_by_others = stated_bytes(used_by_others, "--used-by-others") if used_by_others else 0
     stated = used_by_others or None
@@ -37,7 +37,6 @@ def plan_question(
 
 
 def _timed(found: FineTunePlan, step_s: float, prices: Prices) -> FineTunePlan:
-    """With the speed of a log. Raises UserError for one that the card cannot have."""
     if found.tune.bound != "exact":
         check_exact(found, "--step-time")
     made, gpu = timed(found, step_s, prices), found.gpu
@@ -52,8 +51,7 @@ def _timed(found: FineTunePlan, step_s: float, prices: Prices) -> FineTunePlan:
 def traced(
     found: FineTunePlan, asked: FineTuneQuestion, listen: Callable[[str], None], settings: Settings | None = None
 ) -> FineTunePlan:
-    """The plan with the memory of the real Trainer's loop. `settings`: of the allocator. Raises UserError where that
-    cannot be traced."""
+    """Trace the plan's memory in the real Trainer's loop. Raises UserError where that cannot be traced."""
     if found.tune.bound != "exact":
         check_exact(found, "--exact")
     if found.facts is None:
@@ -67,14 +65,13 @@ def traced(
 
 
 def advised(found: SearchedPlan) -> tuple[Advice, ...]:
-    """What to change, best first; nothing where the run fits."""
+    """Return what to change, best first; nothing where the run fits."""
     steps = list(searched(found))
     return steps[-1] if steps else ()
 
 
 def searched(found: SearchedPlan) -> Iterator[tuple[Advice, ...]]:
-    """What `advised` finds, so far, after each change that was planned. Each needs a trace where there is no estimate:
-    then nothing, until somebody asks `foretrain advise`."""
+    """Yield what `advised` has found so far; nothing where each change would need a trace."""
     if isinstance(found, FineTunePlan) and found.facts is None:
         return iter(())
     bounded = isinstance(found, FineTunePlan) and found.bound != "exact"

@@ -60,7 +60,7 @@ def advise_inference(source: Config, gpu: str | Gpu = "auto", *, goal: Goal | No
 
 
 def model_named_by(source: Config) -> ModelSource:
-    """The model that somebody names. A name that is a preset of ours, too, is the published model. Raises UserError."""
+    """Return the model of this name; a preset's name, too, is the published model. Raises UserError."""
     if isinstance(source, str | Path):
         return model_of_words([str(source)])
     resolved = resolved_of(source)
@@ -68,8 +68,7 @@ def model_named_by(source: Config) -> ModelSource:
 
 
 def model_of_words(words: Sequence[str]) -> ModelSource:
-    """That of words of the command line, or that a trainer's file names. Raises UserError; ConfigError names every
-    problem of a config."""
+    """Return the model of the command line's words, or that a trainer's file names. Raises UserError."""
     first = words[0] if words else ""
     if first and source_of(Path(first)) == "trained":
         record = read(Path(first))
@@ -96,8 +95,6 @@ def _source_of_run(config: RunConfig, name: str) -> ModelSource:
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """A model that generates text, how, and the cards."""
-
     model: ModelSource
     asked: Inference
     words: tuple[str, ...]  # for the command that comes next

@@ -1,10 +1,7 @@
-"""Answers of the planner as they were printed, kept on disk, so that the command line gives them at once when they are
-asked again, without importing what they come from.
+"""Printed answers of the planner, kept on disk, so that the command line repeats them without importing anything.
 
-An answer is kept under a hash of all that decides it: what was asked, the config with its dataset, the cards, the
-torch that it is for, and our code. What a CPU does depends on the machine as it is now, what a calibrated card does on
-what was measured here, what begins with a file of weights on the file: none of them is kept, nor what the user's own
-cards and datasets from elsewhere decide.
+The key is a hash of what was asked, the config with its dataset, the cards, torch's version and our code. An answer
+that depends on a CPU, a calibration, a file of weights or the user's own cards is not kept.
 """
 
 import contextlib
@@ -41,8 +38,7 @@ def code(package: Path = PACKAGE) -> str:
 
 
 def path_of(request: PretrainingRequest, asked: object) -> Path | None:
-    """Return where the answer to a request is kept; None where it may be another one the next time. `asked`: what else
-    decides what is printed."""
+    """Return where the answer to a request is kept; None where it may change. `asked`: what else decides it."""
     config = request.resolved.config
     if config.init_from not in ("scratch", *GPT2_SHAPES) or "://" in config.dataset or GPU_FILE_VARIABLE in os.environ:
         return None

@@ -41,7 +41,7 @@ class Limits:
 
     @property
     def asks(self) -> bool:
-        """Whether an inverse question is asked instead of a plan."""
+        """Return whether an inverse question is asked instead of a plan."""
         return self.best or self.within is not None or self.tokens is not None
 
     def limit(self) -> Limit:
@@ -56,7 +56,7 @@ def _bad(id: str, option: str, typed: str) -> UserError:
 
 
 def check_limits(limits: Limits, targets: int, traces: bool) -> None:
-    """What can be wrong with these options, before anything is computed. Raises UserError."""
+    """Raise UserError for what is wrong with these options, before anything is computed."""
     if limits.asks and traces:
         raise UserError("usage.two_questions")
     if limits.within is not None and limits.tokens is not None:
@@ -74,7 +74,7 @@ def check_limits(limits: Limits, targets: int, traces: bool) -> None:
 
 
 def priced(resolved: ResolvedConfig, limits: Limits) -> ResolvedConfig:
-    """The config with the price (where it is one for all cards), CO2 and tokens of data put into their options."""
+    """Put the price (where it is one for all cards), CO2 and tokens of data into the config's options."""
     update: dict[str, Any] = {}
     sources = dict(resolved.sources)
     if limits.price is not None and "=" not in limits.price:
@@ -95,7 +95,6 @@ def priced(resolved: ResolvedConfig, limits: Limits) -> ResolvedConfig:
 
 
 def _price(text: str, typed: str, currency: str) -> float:
-    """The price in a text, which is all or a part of what was typed."""
     money = read(parse_price, text, _bad("usage.bad_price", "--price", typed))
     if money.currency and money.currency != currency_code(currency):
         raise UserError("usage.currency", text=f"--price {typed[:80]}", typed=money.currency, currency=currency)
@@ -103,7 +102,6 @@ def _price(text: str, typed: str, currency: str) -> float:
 
 
 def _is(name: str, gpu: Gpu) -> bool:
-    """Whether a card goes by this name; a name of several cards is meant for each of them."""
     if name.lower() == "cpu":
         return gpu.kind == "cpu"
     try:
@@ -114,7 +112,7 @@ def _is(name: str, gpu: Gpu) -> bool:
 
 
 def prices_of(limits: Limits, config: RunConfig, gpus: list[Gpu]) -> list[float]:
-    """The rent of each card, from --price \"4090=0.35,A100=1.2\"; the config's own where none is given."""
+    """Return the rent of each card, from --price "4090=0.35,A100=1.2"; the config's own where none is given."""
     found = [config.price_per_hour] * len(gpus)
     if limits.price is None or "=" not in limits.price:
         return found
@@ -131,7 +129,7 @@ def prices_of(limits: Limits, config: RunConfig, gpus: list[Gpu]) -> list[float]
 
 
 def rents(price: str | None, config: RunConfig) -> dict[str, float]:
-    """The hourly rent of each card that a price such as "4090=0.35,A100=1.2" names. Raises UserError."""
+    """Return the hourly rent of each card that a price names. Raises UserError."""
     if price is None or "=" not in price:
         return {}
     gpus = [find(part.partition("=")[0].strip()) for part in price.split(",")]
@@ -146,7 +144,7 @@ def make_plans(
     logged_mfu: float | None = None,
     data_of: DataOf = data_of_config,
 ) -> "list[Plan]":
-    """A plan for each target, with its own rent where one is given for it. `data_of`: as in `make_plan`."""
+    """Make a plan for each target, with its own rent where one is given for it."""
     prices = prices_of(limits, resolved.config, [target.gpu for target in found])
     plans = []
     for target, rent in zip(found, prices, strict=True):
@@ -158,7 +156,6 @@ def make_plans(
 def best_of(
     plan: "Plan | ClusterPlan", limits: Limits, listen: Callable[[int, int], None] = lambda done, of: None
 ) -> "Best":
-    """What --best asks of a plan. `listen`: how many of how many models are looked at."""
     if plan.timing is not None and plan.timing.source.startswith("measured"):
         raise UserError("usage.best_speed")
     step = plan.step if isinstance(plan, planner.Plan) else "foretrain"

@@ -31,7 +31,7 @@ REPLACEMENT = "\ufffd"
 
 
 class TextStream:
-    """Ids in, text out. Some tokens of before are decoded again with each new one, as a decoder may join them."""
+    """Ids in, text out. Tokens of before are decoded again with each new one, as a decoder may join them."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._decode = tokenizer.decode
@@ -39,7 +39,7 @@ class TextStream:
         self._given = 0  # of them, whose text was given out
 
     def put(self, id: int) -> str:
-        """The text that this token completes; empty where a character is not whole."""
+        """Return the text that this token completes; empty where a character is not whole."""
         self._ids.append(id)
         text = self._rest()
         if not text or text.endswith(REPLACEMENT):
@@ -49,7 +49,7 @@ class TextStream:
         return text
 
     def end(self) -> str:
-        """What is left, with U+FFFD for what never became a character."""
+        """Return what is left, with U+FFFD for what never became a character."""
         text = self._rest()
         self._ids, self._given = [], 0
         return text
@@ -60,7 +60,7 @@ class TextStream:
 
 
 class RunWriter:
-    """A model that goes on with a text. `dropped`: tokens that left its context, all together."""
+    """A model that goes on with a text. `dropped`: tokens that left its context."""
 
     def __init__(self, words: Tokenizer, writer: Writer) -> None:
         self._words, self._writer = words, writer
@@ -73,15 +73,13 @@ class RunWriter:
         self._empty = True
 
     def read(self, text: str) -> None:
-        """Let a text follow. Raises UserError for characters that the model's tokenizer lacks."""
         ids = list(self._words.encode(text.encode(errors="replace")))
         if ids or self._empty:
             self.dropped += self._writer.append(ids or [self._words.separator])
             self._empty = False
 
     def write(self, sampling: Sampling, count: int, *, until_end: bool = False) -> Iterator[str]:
-        """Up to `count` tokens that follow, as text, as soon as it is whole. `until_end`: or to the end of a
-        document."""
+        """Yield up to `count` tokens that follow, as whole text; `until_end`: or to the end of a document."""
         stream = TextStream(self._words)
         if self._empty:
             self.read("")
@@ -101,8 +99,6 @@ _DEVICE = Gpu(name="this device", kind="cpu")  # its context is taken already, w
 
 
 class Fitted:
-    """How a model is run in the memory that is free, what it needs there, and what had to give way."""
-
     def __init__(self, facts: ModelFacts, room_bytes: int | None, *, half: bool) -> None:
         self.dtype, self.context = "f32", facts.max_positions
         self.notes: tuple[Note, ...] = ()
@@ -137,7 +133,7 @@ def _needed(memory: PhaseMemory) -> int:
 
 
 class Opened:
-    """A run whose checkpoint was found and held against its digests, and what it needs; `load` brings its weights."""
+    """A run with its verified checkpoint, and what it needs; `load` brings its weights."""
 
     def __init__(self, run: str | Path) -> None:
         directory = RunDirectory(Path(run))
@@ -161,7 +157,6 @@ class Opened:
         return self._path.name
 
     def load(self, seed: int) -> RunWriter:
-        """The model with its weights, ready to write."""
         model = make_model(self._config)
         checkpoint.load_model(self._path, model)
         if self.fitted.dtype == "bf16":
@@ -173,14 +168,13 @@ class Opened:
 
 
 def device_for(trained_on: Gpu) -> torch.device:
-    """A CUDA card where there is one; an Apple GPU for a run that was trained on one; else the CPU."""
+    """Return a CUDA card where there is one; an Apple GPU for a run that was trained on one; else the CPU."""
     if torch.cuda.is_available():
         return torch.device("cuda")
     return torch.device("mps" if trained_on.kind == "mps" and torch.backends.mps.is_available() else "cpu")
 
 
 def room_bytes(device: torch.device) -> int | None:
-    """Memory that is free there; None where nobody says."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info()[0]
     free = available_memory_bytes()

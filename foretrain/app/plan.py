@@ -1,7 +1,4 @@
-"""A plan, from what somebody names: a config by its words, a card by its name. `foretrain.plan` for Python.
-
-The command line, the page, the demo and reports plan through `make_plan`, so that they agree.
-"""
+"""A plan, from what somebody names: a config by its words, a card by its name. `foretrain.plan` for Python."""
 
 import math
 import time
@@ -38,7 +35,6 @@ else:  # an answer that is kept needs none of them
 
 
 def data_notes(config: RunConfig, info: "DatasetInfo | None") -> Iterator[Note]:
-    """Of a dataset that is here and was prepared by foretrain, or is a mixture."""
     if info is None or info.format not in ("foretrain", "mix") or config.eval_only:
         return
     tokens = config.max_iters * config.tokens_per_step
@@ -118,7 +114,6 @@ def plan(
 
 
 def resolved_of(config: Config, options: Mapping[str, Any] = {}) -> ResolvedConfig:
-    """The checked config of what was given, with these options over it. Raises ConfigError with every problem."""
     if isinstance(config, RunConfig):
         config = replace(from_values({}), config=config, sources=dict.fromkeys(config.model_fields_set, "call"))
     if isinstance(config, ResolvedConfig):
@@ -133,8 +128,7 @@ def resolved_of(config: Config, options: Mapping[str, Any] = {}) -> ResolvedConf
 
 
 def targets(names: str, others: str, config: RunConfig, option: str = "--used-by-others") -> list[Target]:
-    """The devices of these names, parted by commas; of "" and "auto" the card of this machine, or its CPU where the
-    config asks for that. `option`: what `others` was given as, for errors. Raises UserError."""
+    """Return the devices of these names, "" and "auto" this machine's. Raises UserError."""
     stated = stated_bytes(others, option) if others else None
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     if len(wanted) > MOST_CARDS:
@@ -149,13 +143,12 @@ def _detected(index: int, moment: int) -> DetectedGpu | None:
 
 
 def card_here(index: int = 0) -> DetectedGpu | None:
-    """Return the card of this machine. A driver is asked every five seconds at most: the page's sliders ask for plans
-    faster than it answers. Raises UserError for a card that the catalogue lacks."""
+    """Return this machine's card, asked every five seconds at most. Raises UserError."""
     return _detected(index, int(time.monotonic() / 5))
 
 
 def target_of(name: str, stated_bytes: int | None, config: RunConfig) -> Target:
-    """The device of this name, as `hardware.devices.target` finds it; "auto" is the one that the config asks for."""
+    """Return the device of this name, as `hardware.devices.target` finds it; "auto" is the config's."""
     if name.lower() == devices.HERE and config.device == devices.CPU:
         name = devices.CPU
     return devices.target(name, stated_bytes, index=int(config.device.partition(":")[2] or 0), detect=card_here)
@@ -183,8 +176,7 @@ def make_plan(
     logged_mfu: float | None = None,
     data_of: DataOf = data_of_config,
 ) -> "Plan":
-    """The plan of a resolved config on a target, with the dataset of this machine where it is there. `data_of`: what
-    looks for the dataset."""
+    """Plan a resolved config on a target. `data_of`: looks for the dataset."""
     data = data_of(resolved)
     config = data.config
     if step_time is not None and logged_mfu is not None:
@@ -208,7 +200,7 @@ def make_plan(
 
 
 def check_speed(option: str, value: float | None) -> None:
-    """Nothing; raises UserError for a step time or an MFU that no log shows."""
+    """Raise UserError for a step time or an MFU that no log shows."""
     if value is not None and not 1e-6 <= value <= 1e9:
         raise UserError("usage.bad_step_time", option=option, value=value)
 
@@ -236,11 +228,10 @@ def _check_speed(config: RunConfig, gpu: Gpu, step_s: float, logged_mfu: float |
 
 
 def auto_batch(config: RunConfig, target: Target, step: Trainer) -> "Choice":
-    """The micro-batch that batch_size = auto gives on a target."""
     room, _ = planner.available(config, target.gpu, target.used_by_others_bytes)
     return micro_batch.choose(config, target.gpu, spec.choose_dtype(config, target.gpu)[0], room, step)
 
 
 def with_dataset(resolved: ResolvedConfig) -> RunConfig:
-    """The config with its dataset's vocabulary, where it sets none itself."""
+    """Fill in the dataset's vocabulary, where the config sets none itself."""
     return data_of_config(resolved).config

@@ -59,7 +59,6 @@ def plan_finetune(
 
 
 def asked_of(source: Source, options: Mapping[str, Any]) -> FineTuneQuestion:
-    """What is asked by a model and options by name. Raises UserError."""
     words = [as_word(name.replace("_", "-"), value) for name, value in options.items()]
     if isinstance(source, FineTuneQuestion):
         return source

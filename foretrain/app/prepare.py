@@ -34,12 +34,11 @@ def prepare(
 
 
 def prepare_with(options: PrepareOptions, stopping: Callable[[], str], listen: Callable[[Status], None]) -> Outcome:
-    """As `prepare`."""
     return engine.prepare(options, stopping, listen)
 
 
 def preparation_plan(options: PrepareOptions) -> PreparePlan:
-    """What a preparation would read, write, hold and take; nothing is written in `out`. Raises UserError."""
+    """Plan what a preparation would read, write, hold and take; nothing is written in `out`. Raises UserError."""
     return engine.plan(options)
 
 
@@ -51,7 +50,6 @@ def options_of(
     workers: int | None = None,
     **more: Any,
 ) -> PrepareOptions:
-    """What is to be prepared, as one record. `val_share`, `workers` None: the usual ones. Raises UserError."""
     words = (sources,) if isinstance(sources, str) else tuple(sources)
     if unknown := more.keys() - PrepareOptions.model_fields.keys():
         raise UserError(

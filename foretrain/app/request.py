@@ -35,10 +35,7 @@ else:  # a plan waits for its own kind of run alone, and for traces where it has
 
 
 class PlanRequest(Protocol):
-    """What the request of every kind of run has. Those that can be traced have `traced`, `largest` and `write_snapshot`
-    as `PretrainingRequest` has them, and `settings` for --show-config; options that need these are refused for the
-    others.
-    """
+    """The request of every kind of run. Some can also be `traced`, searched for the `largest`, and `write_snapshot`."""
 
     aliases: ClassVar[Mapping[str, str]]  # other names of the options that --largest takes
 
@@ -175,8 +172,7 @@ def kind_of(words: Sequence[str], cards: Cards, *, inference: bool = False) -> s
 def request_of(
     kind: str, words: Sequence[str], cards: Cards, data_tokens: str = "", model: "ModelSource | None" = None
 ) -> PlanRequest:
-    """Return what these words ask of this kind of run. `model`: the one that the first word names, where it is known;
-    then no path is looked at. Raises UserError; ConfigError names every problem of a config."""
+    """Return what these words ask of this kind of run, about `model` where it is known. Raises UserError."""
     if kind == "generation":
         return generation.GenerationRequest.of([word for word in words if word != GENERATES], cards, model)
     if kind == "fine-tuning":

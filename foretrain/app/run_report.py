@@ -1,5 +1,4 @@
-"""Everything that a report of a run shows, gathered from its directory: the run's own records, its forecast, and both
-beside each other."""
+"""Everything that a report of a run shows, gathered from its directory."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,10 +31,7 @@ MAX_SAMPLE_CHARACTERS = 20_000
 
 @dataclass(frozen=True)
 class RunFacts:
-    """One run, what its folder is called, and what its user says of it.
-
-    `unigram`: nats a token that knowing the frequencies of tokens alone gives. `energy_j`: measured.
-    """
+    """One run. `unigram`: nats a token by the frequencies of tokens alone. `energy_j`: measured."""
 
     record: TrainedRun
     folder: str
@@ -53,8 +49,6 @@ class RunFacts:
 
 
 def gather(run: Path | RunDirectory, sample: str | None = None) -> RunFacts:
-    """Of a run directory, or one that is only looked at. Raises UserError where there is none, or its records are
-    damaged."""
     directory = run if isinstance(run, RunDirectory) else RunDirectory(run)
     found = run_of(directory)
     record, metrics, path = found.record, found.metrics, directory.path
@@ -76,7 +70,6 @@ def gather(run: Path | RunDirectory, sample: str | None = None) -> RunFacts:
 
 
 def sample_in(path: Path) -> str | None:
-    """The text that was sampled from a run and kept in its folder; None where there is none."""
     try:
         with (path / "sample.txt").open("rb") as file:
             return file.read(MAX_SAMPLE_CHARACTERS).decode("utf-8", "replace")
@@ -95,7 +88,6 @@ class LogFacts:
 
 
 def gather_log(path: Path, explained: ExplainedLog) -> LogFacts:
-    """`path`: the log's, or the directory's of a watched run."""
     log, config, gpu = explained.read, explained.config, explained.gpu
     found, watched = explained.explanation.log, explained.explanation.watched
     samples = RunDirectory(path).read_lines("samples") if watched else []
@@ -123,7 +115,6 @@ def _step_lines(
     seconds_s: tuple[float, ...], steps: tuple[int, ...], log: TrainingLog, found: LogAnalysis | None,
     config: RunConfig | None, gpu: Gpu | None,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Speed and MFU of the log's steps, at the times that its curve has."""
     if not found or not found.tokens_per_step or found.steady_s is None or len(seconds_s) != len(steps):
         return []
     at_s, lines, tokens = dict(zip(steps, seconds_s, strict=True)), [], found.tokens_per_step

@@ -47,8 +47,7 @@ def train_resolved(
     resolved: ResolvedConfig, *, resume: bool = False, trial: bool = True, listen: Listener = lambda event: None,
     bar: Bar = no_bar, ends_process: bool = False, label: Label = UNSAID,
 ) -> TrainedRun:  # fmt: skip
-    """As `train`. `bar`: shows the download of shards. `ends_process`: a late signal stops nothing else. `label`: what
-    the user calls the run."""
+    """Train as `train` does. `bar`: shows the download of shards. `ends_process`: a late signal stops nothing else."""
     need_torch()
     place = place_of(os.environ)
     if place.world > 1:
@@ -63,18 +62,16 @@ def train_resolved(
 
 
 def label_of(name: str | None, note: str | None, tags: Sequence[str]) -> Label:
-    """What the user calls a run. Raises UserError where something of it is too long."""
     return changed(UNSAID, name=name, note=note, tags=tags)
 
 
 def need_torch() -> None:
-    """Raise UserError when the training extra is not installed."""
     if any(importlib.util.find_spec(name) is None for name in ("torch", "safetensors", "numpy")):
         raise UserError("environment.missing_torch")
 
 
 def set_allocator(own: str) -> None:
-    """Before torch is imported, which reads the variable then. Raises UserError."""
+    """Set the allocator before torch is imported, which reads the variable then. Raises UserError."""
     variables = merged(own, os.environ)
     try:
         Settings.of_environment({**os.environ, **variables})

@@ -30,7 +30,7 @@ NEAR = 0.01  # of a count of parameters: farther off it is another model than th
 
 
 def device_of(device: torch.device) -> tuple[Gpu, int]:
-    """(the device as a forecast has it, bytes that other programs hold there). Raises UserError for an unknown card."""
+    """Return (the device, bytes that other programs hold there). Raises UserError for an unknown card."""
     if device.type == "cpu":
         return devices.device_named("cpu"), 0
     if device.type != "cuda":
@@ -45,7 +45,7 @@ def device_of(device: torch.device) -> tuple[Gpu, int]:
 def live_run(
     trainer: Any, model: Any, arguments: Any, state: Any, *, seq_len: int, padded: bool, batch_size: int = 0
 ) -> LiveRun:
-    """What the Trainer's objects say of the run; `trainer` may be None."""
+    """Read the run from the Trainer's objects; `trainer` may be None."""
     base = live.base_of(model)
     four_bit = live.four_bit_of(base)
     kinds = [kind.__name__ for kind in type(trainer).__mro__ if kind.__module__.startswith("trl.")]
@@ -66,7 +66,7 @@ def live_run(
 
 
 def joins_rows(trainer: Any) -> bool:
-    """Whether a batch is one row of all sequences, as TRL's without padding is."""
+    """Return whether a batch is one row of all sequences, as TRL's without padding is."""
     return bool(getattr(trainer, "padding_free", False))
 
 
@@ -78,8 +78,7 @@ def _eval_batches(trainer: Any, arguments: Any) -> int:
 
 
 def forecast(run: LiveRun, device: torch.device, n_params: int, n_trained: int, *, exact: bool) -> FineTunePlan:
-    """The forecast of a run. `n_params`, `n_trained`: parameters of the model as it is, by which is seen whether the
-    forecast's is the same. Raises UserError for what cannot be forecast."""
+    """Forecast a run. `n_params`, `n_trained`: to compare with the forecast's. Raises UserError."""
     source, tune, unplanned = read_live(run)
     gpu, others_bytes = device_of(device)
     if source.facts is None and not exact:  # nobody asked to wait for a trace before the training
@@ -101,7 +100,6 @@ def forecast(run: LiveRun, device: torch.device, n_params: int, n_trained: int, 
 
 
 def settings_of(tune: FineTune) -> dict[str, Setting]:
-    """The options of a forecast as settings of its run; those of adapters only where there are any."""
     found: dict[str, Setting] = tune.model_dump(exclude={"dataset_tokens", "max_steps", "epochs"})
     return {key: value for key, value in found.items() if tune.adapters or not key.startswith("lora_")}
 
@@ -111,10 +109,7 @@ PACKAGES = ("torch", "transformers", "peft", "trl", "accelerate", "bitsandbytes"
 
 
 def run_directory(folder: str, arguments: Any, *, resumed: bool) -> RunDirectory:
-    """The run's directory, its lock held: the newest one where a run goes on, else a new one; nothing is written over.
-
-    Raises UserError where there can be none.
-    """
+    """Return the run's directory with its lock: the newest where a run goes on, else a new one. Raises UserError."""
     base = folder or str(Path(arguments.output_dir) / FOLDER)
     if resumed:
         for path in sorted(_numbered(base_path(base)), key=_number, reverse=True):
@@ -125,7 +120,6 @@ def run_directory(folder: str, arguments: Any, *, resumed: bool) -> RunDirectory
 
 
 def _numbered(base: Path) -> list[Path]:
-    """The run directories under this name and name-2, name-3, …"""
     return [path for path in (base, *base.parent.glob(f"{base.name}-*")) if source_of(path) == "trainer"]
 
 
@@ -141,7 +135,6 @@ def _name_of(device: torch.device) -> str:
 
 
 def new_record(trainer: Any, arguments: Any, state: Any, model: Any, device: torch.device) -> TrainerRun:
-    """What is known of the run before its first step."""
     name = str(getattr(arguments, "run_name", None) or Path(arguments.output_dir).resolve().name)
     name = Path(name).name or "run"
     parameters = list(model.parameters())

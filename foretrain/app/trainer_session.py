@@ -1,7 +1,6 @@
 """A Trainer's run with ForetrainCallback: forecast, measured, recorded; what ends it explained.
 
-Nothing here may end or slow somebody's training: whatever fails here is told once, in one sentence, and from then on
-the run goes on without us.
+Nothing here may end or slow the training: what fails is told once, and the run goes on without us.
 """
 
 import atexit
@@ -35,19 +34,13 @@ MOMENTS = {"micro_batch": "forward", "optimizer": "optimizer", "evaluate": "forw
 
 
 class Show(Protocol):
-    def forecast(self, plan: FineTunePlan | None, problem: str, cards: int) -> None:
-        """Before the first step: the forecast, or why there is none."""
-        ...
+    def forecast(self, plan: FineTunePlan | None, problem: str, cards: int) -> None: ...
 
-    def out_of_memory(self, found: TrainerRunExplanation, folder: str) -> None:
-        """Memory ran out; the exception goes on."""
-        ...
+    def out_of_memory(self, found: TrainerRunExplanation, folder: str) -> None: ...
 
     def ended(self, found: TrainerRunExplanation, folder: str) -> None: ...
 
-    def broken(self, reason: str) -> None:
-        """Something of ours failed; the training goes on without us."""
-        ...
+    def broken(self, reason: str) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -76,11 +69,9 @@ class _Tally:
 
     @property
     def first(self) -> bool:
-        """Whether no step has ended yet."""
         return self.first_step_s is None
 
     def step(self) -> tuple[float, int]:
-        """(seconds, tokens) of the step that ends now."""
         now_s = time.monotonic()
         step_s, tokens = now_s - self.last_s - self.aside_s, self.step_tokens
         self.last_s, self.aside_s, self.step_tokens = now_s, 0.0, 0
@@ -147,17 +138,17 @@ class TrainerSession:
         self._enter(self._phase())
 
     def _enter(self, part: str) -> None:
-        """What comes belongs to this phase, and whoever looks may know."""
+        """Count what comes to this phase."""
         self.meter.begin(part)
         if self.directory is not None:
             self.directory.tell(TOLD.get(part, "training"), int(self.state.global_step or 0))
 
     def _phase(self) -> str:
-        """That of the next step: the states of an optimizer are there from the second on, and after a resume."""
+        """Return the next step's phase: an optimizer's states are there from the second on, and after a resume."""
         return "first_step" if self.tally.first and not self.tally.resumed else "steady_step"
 
     def _take_folder(self, kept: RunDirectory | None) -> None:
-        """The folder of this run; without one it is still forecast and measured."""
+        """Take the run's folder; without one it is still forecast and measured."""
         try:
             if kept is not None:
                 kept.acquire()
@@ -171,7 +162,7 @@ class TrainerSession:
             self._go_on(self.directory)
 
     def _go_on(self, directory: RunDirectory) -> None:
-        """The run was here before: what it will do again is forgotten."""
+        """Forget what the resumed run will do again."""
         before = directory.record_of(TrainerRun)
         directory.drop_metrics_from(self.tally.resumed + 1, keep_evaluation=False, whole=False)
         if self.tally.resumed:
@@ -209,7 +200,6 @@ class TrainerSession:
                 self.record = self.record.model_copy(update={"first_loss": first, "last_loss": values["loss"]})
 
     def evaluated(self, state: Any, metrics: dict[str, Any] | None) -> None:
-        """An evaluation is done, and its wrapper has not ended yet."""
         with self._safely():
             if not self.active:
                 return
@@ -232,7 +222,6 @@ class TrainerSession:
     # -- from the hooks --------------------------------------------------------------------------------------
 
     def entered(self, part: str, args: tuple[Any, ...]) -> None:
-        """A micro-batch, an evaluation or a save begins."""
         with self._safely():
             if self.active and part == "micro_batch":
                 if self.record.status != "running":  # somebody caught what had ended it
@@ -325,7 +314,7 @@ class TrainerSession:
         self.show.forecast(self.plan, problem, self.record.cards)
 
     def _seq_len(self) -> int:
-        """What every batch has by the trainer's own options, else what the first one has."""
+        """Return the length by the trainer's own options, else that of the first batch."""
         length = getattr(self.arguments, "max_length", None) or getattr(self.arguments, "max_seq_length", None)
         return int(length) if length and getattr(self.arguments, "packing", False) else self.tally.longest
 
@@ -399,7 +388,6 @@ class TrainerSession:
                 self.directory.append("metrics", line)
 
     def _write(self, **changed: Any) -> None:
-        """The record with what is known now; `wall_s` is kept apart from what goes on until it ends."""
         found = {
             **self.tally.found(), "steps_done": int(self.state.global_step or 0),
             "memory": self.meter.memory(self.record.memory),
@@ -414,7 +402,6 @@ class TrainerSession:
 
 
 def _finite(value: Any) -> float | None:
-    """A number as JSON can have it; None of anything else."""
     try:
         found = float(value)
     except (TypeError, ValueError):

@@ -1,7 +1,4 @@
-"""Measure which settings train fastest here. `foretrain.tune` for Python.
-
-What has to be decided before torch is imported is decided here; the rest is in app/tuning/, which imports it.
-"""
+"""Measure which settings train fastest here, without torch until it starts. `foretrain.tune` for Python."""
 
 from __future__ import annotations
 
@@ -47,7 +44,7 @@ def tune(
 
 
 def job_of(resolved: ResolvedConfig, change: tuple[str, ...] = (), gpus: int = 1) -> Job:
-    """What is to be searched: what the config leaves open is decided as `train` would. Raises UserError."""
+    """Return the search's job, with what the config leaves open decided as `train` would."""
     if (world := place_of(os.environ).world) > 1:
         raise UserError("usage.tune_gpus", count=world)
     need_torch()

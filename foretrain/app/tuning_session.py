@@ -35,8 +35,7 @@ from foretrain.training.place import host_name
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be searched, and where. `base`: the config with everything decided that `train` would decide;
-    `room_bytes`: what a process may take."""
+    """What is to be searched, and where. `base`: the config with everything decided; `room_bytes`: of a process."""
 
     name: str
     base: RunConfig
@@ -54,24 +53,21 @@ class Job:
 
     @property
     def cpu_clock(self) -> bool:
-        """Whether every setting runs on one thread, so that its CPU time can be counted instead of the wall's."""
+        """Return whether every setting runs on one thread, so that its CPU time can be counted."""
         own = self.base.cpu_threads or torch.get_num_threads()
         if self.machine.world > 1:  # they wait for each other
             return False
         return not self.machine.cuda and own == 1 and set(self.choices[-1]) <= {0, 1}
 
     def recalled(self, budget_s: float, trials: int | None) -> Tuning | None:
-        """The answer of before, where it still holds."""
-
         return recall(self.path, self.room_bytes, budget_s, trials or 0)
 
     def run(self, budget_s: float, trials: int | None, *, recall: bool, listen: Listen) -> Tuning:
-        """The answer of before where it still holds and is wanted, else a search. Raises UserError."""
+        """Return the answer of before where it still holds and is wanted, else search. Raises UserError."""
         kept = self.recalled(budget_s, trials) if recall else None
         return kept or self.search(budget_s, trials, listen)
 
     def search(self, budget_s: float, trials: int | None, listen: Listen) -> Tuning:
-        """Measure; the answer is kept. Raises UserError where nothing runs."""
         started, gpu, dtype = time.monotonic(), self.placement.gpu, self.placement.dtype
         world = self.machine.world
         calibrated = is_calibrated(spec_of(self.base, gpu, dtype))
@@ -95,8 +91,7 @@ class Job:
 
 
 def prepare(resolved: ResolvedConfig, knobs: tuple[str, ...] = (), world: int = 1) -> Job:
-    """Decide what the config leaves open as `train` would, and what may be changed. `world`: the ranks that share each
-    step, on a card each. Raises UserError."""
+    """Decide what the config leaves open as `train` would. `world`: ranks that share each step. Raises UserError."""
 
     asked = with_dataset(resolved)
     if world > 1:
@@ -120,7 +115,6 @@ def prepare(resolved: ResolvedConfig, knobs: tuple[str, ...] = (), world: int = 
 
 
 def _picked(asked: RunConfig, placement: Placement, room: int | None, world: int) -> RunConfig:
-    """With batch_size = auto the micro-batch that `train` would pick, for the part of a step that one rank does."""
     if not asked.auto_batch_size:
         return asked
     planned = config_of_rank(as_one_rank_of(asked, world), world).model_copy(update={"compile": placement.compiled})
@@ -129,7 +123,6 @@ def _picked(asked: RunConfig, placement: Placement, room: int | None, world: int
 
 
 def _decided(config: RunConfig, placement: Placement, given: set[str], world: int) -> RunConfig:
-    """With what is fastest on a CPU, where the config leaves it open."""
     if world > 1:  # each has its share of the cores, and no fp32 masters, as in `train`
         own = config.cpu_threads or cores_each(world)
         asked = config.model_copy(update={"cpu_threads": own})

@@ -1,7 +1,4 @@
-"""Answers that took time, each in a file named by the hash of all that decides it.
-
-A damaged file counts as none. A file that cannot be written costs time the next time, not the answer.
-"""
+"""Answers that took time, each in a file named by the hash of all that decides it; a damaged file counts as none."""
 
 import contextlib
 import hashlib

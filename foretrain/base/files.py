@@ -123,9 +123,8 @@ def remove_folder(path: Path) -> None:
 
 
 def replace(path: Path, data: bytes, *, sync: bool = True) -> None:
-    """Write a file so that a reader or a crash sees the old bytes or the new, never a part. Raises OSError.
-
-    Without `sync` the new bytes may be lost in a power cut, which a cache can afford.
+    """Write a file so that a reader or a crash sees the old bytes or the new; without `sync` a power cut may lose the
+    new.
     """
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
@@ -173,10 +172,8 @@ MAX_DOTS = 100  # in a line of TOML; the numbers and names of a config have a fe
 
 
 def read_bytes(path: Path, most_bytes: int = RECORD_BYTES, *, last_bytes: int = 0) -> bytes:
-    """Return the bytes of a file, or its `last_bytes`. Raises OSError for a pipe, a device or a file beyond
-    `most_bytes`.
-
-    It never waits, as for a pipe without a writer, or some files of /proc.
+    """Return the bytes of a file, or its `last_bytes`, without waiting. Raises OSError for a pipe, a device or a file
+    beyond `most_bytes`.
     """
     file, found = _opened(path)
     try:
@@ -219,10 +216,7 @@ def _is_shell_pipe(path: Path) -> bool:
 
 
 def open_stream(path: Path) -> BinaryIO:
-    """Open a file, or a shell's pipe, at its beginning. The caller bounds how much is read.
-
-    Raises OSError for a device, a named pipe, and a file of /proc that would block.
-    """
+    """Open a file, or a shell's pipe. Raises OSError for a device, a named pipe, and a /proc file that would block."""
     file, found = _opened(path)
     try:
         if stat.S_ISFIFO(found.st_mode) and _is_shell_pipe(path):
@@ -261,9 +255,8 @@ def read_text(path: Path, most_bytes: int = RECORD_BYTES) -> str:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Parse a TOML text. Raises ValueError (TOMLDecodeError is one), RecursionError.
-
-    tomllib's time grows with the square of a key's parts, and tables nested by the thousand cannot be shown or copied.
+    """Parse a TOML text. Raises ValueError, RecursionError; a limit on its form, as tomllib's time grows with the
+    square of a key's parts.
     """
     if any(line.count(".") > MAX_DOTS for line in text.splitlines() if not line.lstrip().startswith("#")):
         raise ValueError(f"a line has more than {MAX_DOTS} dots")
@@ -315,7 +308,6 @@ def load_pickle(
     data: bytes, allowed: Mapping[tuple[str, str], Any] | None = None, outside: Callable[[Any], Any] | None = None
 ) -> Any:
     """Load the plain values of a pickle. `allowed`: replacements of a module's names; `outside`: of a persistent id.
-
     Raises Asks; ValueError for an impossible memo; and almost any exception for damaged bytes.
     """
     _check_memo(data)

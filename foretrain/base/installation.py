@@ -30,10 +30,7 @@ def installed_torch() -> str:
 
 
 def installed(package: str) -> str:
-    """Return the version of a package, "" where it is not there.
-
-    The name of its folder tells: importlib.metadata takes as long to import as ten of our modules.
-    """
+    """Return a package's version, "" where it is absent, by its folder's name: importlib.metadata imports slowly."""
     for folder in sys.path:
         for found in Path(folder or ".").glob("*-*.*-info"):
             name, version, *_ = found.stem.split("-")

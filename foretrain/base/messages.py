@@ -1,8 +1,7 @@
 """Texts by id: `say("error.data.too_short", tokens=12)`. All sentences are in locales/*.toml.
 
-Below the edge the product passes ids and numbers. A placeholder may name a format of `units`: {size:bytes},
-{seconds:duration}, {share:percent}, {n:count}, {n:flops}, {x:rate}; or be a noun and its plural: {n:step|steps}. The
-language is the thread's, and English where it lacks a text.
+A placeholder may name a format of `units`, such as {size:bytes} or {seconds:duration}, or be a noun and its plural:
+{n:step|steps}. The language is the thread's, and English where it lacks a text.
 """
 
 import json
@@ -166,9 +165,8 @@ def without_marks(text: str) -> str:
 
 
 def isolated(text: str) -> str:
-    """Isolate the Latin runs of a text, where the language runs from right to left; twice changes nothing.
-
-    `{name}` counts as a run of unknown direction.
+    """Isolate the Latin runs and `{names}` of a text, where the language runs from right to left; twice changes
+    nothing.
     """
     if not runs_rightwards():
         return text
@@ -229,7 +227,7 @@ def _marked(run: str) -> str:
 
 
 class _RangeEnd(float):
-    """One end of a range in seconds, in the unit of `of`, other seconds of the same text."""
+    """One end of a range in seconds, in the unit of `of`."""
 
     of: float = 0.0
 
@@ -362,9 +360,7 @@ _formatter = _Formatter()
 
 
 def printable(text: str) -> str:
-    """Replace control characters, which could command a terminal. Direction marks pass only where this module sets
-    them.
-    """
+    """Replace control characters, which could command a terminal; only this module's direction marks pass."""
     passing = "\n\t" + MARKS if runs_rightwards() else "\n\t"
     return "".join(c if c in passing or c.isprintable() else "\ufffd" for c in text)
 

@@ -40,9 +40,8 @@ _ROUNDING_BYTES = 16 << 20  # of a difference of three figures in GiB
 class OutOfMemoryMessage(Record):
     """The figures of one message; None where it does not give them.
 
-    `unused_bytes`: reserved but not allocated; `outside_bytes`: in use besides what PyTorch reserved, where the message
-    does not tell the process's own context from other programs. `before_2_1`: PyTorch's wording up to 2.0. `program`:
-    who prints it, where it is not PyTorch.
+    `unused_bytes`: reserved but not allocated; `outside_bytes`: in use besides what PyTorch reserved. `before_2_1`:
+    PyTorch's wording up to 2.0. `program`: who prints it, where it is not PyTorch.
     """
 
     asked_bytes: int | None = None
@@ -82,10 +81,10 @@ def parse(text: str) -> OutOfMemoryMessage | None:
 
 
 def _consistent(found: dict[str, int | None], processes: list[int]) -> dict[str, int | None]:
-    """Return figures whose parts do not exceed the card. `processes`: those with a number only.
+    """Return figures whose parts do not exceed the card.
 
-    In a container the run does not know its own number: its process is the smallest that holds what PyTorch reserved.
-    Windows reports 2**64 bytes where the driver does not tell.
+    In a container the run's process is the smallest of `processes` that holds what PyTorch reserved. Windows reports
+    2**64 bytes where the driver does not tell.
     """
     card, free = found["card_bytes"], found["free_bytes"]
     allocated, unused, reserved = found["allocated_bytes"], found["unused_bytes"], found["reserved_bytes"]

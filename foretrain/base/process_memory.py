@@ -11,10 +11,7 @@ from typing import Any, NamedTuple
 
 @contextmanager
 def collected_later(*, stays: bool = False) -> Iterator[None]:
-    """Turn off Python's search for reference cycles within, which would visit all new objects many times.
-
-    `stays`: never visit what is there at the end, such as modules.
-    """
+    """Turn off the search for reference cycles within. `stays`: never visit what is there at the end."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -48,10 +45,7 @@ def resident_bytes(pid: int | None = None) -> int | None:
 
 
 def peak_bytes(pid: int | str = "self") -> int | None:
-    """Return a living process's peak resident memory; None where the system does not say.
-
-    Linux has it as VmHWM (man 5 proc: status), which the trainer resets before each phase; psutil does not read it.
-    """
+    """Return a living process's peak resident memory, Linux's VmHWM; None where the system does not say."""
     try:
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
@@ -64,10 +58,7 @@ def peak_bytes(pid: int | str = "self") -> int | None:
 
 
 def sample_tree(pid: int) -> TreeSample | None:
-    """Sum the process tree below this one; None where it is gone.
-
-    Processor time is that of the living and, where known, of children that they have waited for.
-    """
+    """Sum the process tree below this one, ended children included where known; None where it is gone."""
     pids, cpu_s, rss_bytes = [], 0.0, 0
     try:
         root = system().Process(pid)

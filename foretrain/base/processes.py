@@ -77,7 +77,6 @@ class Death:
 
     @property
     def is_killed(self) -> bool:
-        """Return whether it was killed; if nobody here did, memory ran out."""
         return self.code == -KILL
 
 
@@ -157,10 +156,7 @@ class Child:
         return Death(code)
 
     def end(self, grace_s: float = 0.0) -> int:
-        """End it with all that it started and wait until it is gone; return its exit code.
-
-        `grace_s`: the time between SIGTERM and SIGKILL.
-        """
+        """End it with all that it started; return its exit code. `grace_s`: the time between SIGTERM and SIGKILL."""
         if grace_s:
             send(self.process, signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -175,7 +171,6 @@ class Child:
 
 
 def end_group() -> None:
-    """End this process, and its group if it leads one."""
     if hasattr(os, "getpgrp") and os.getpgrp() == os.getpid():
         os.killpg(0, KILL)
     os._exit(1)
@@ -250,9 +245,7 @@ def variables() -> dict[str, str]:
 
 
 def heeding(reader: int) -> dict[str, Any]:
-    """Return options of a child that ends when the other side of this pipe closes, and that a Ctrl-C reaches only
-    through us. Windows passes no pipes on, so a child there outlives a killed parent.
-    """
+    """Return options of a child which ends when its pipe closes (not on Windows), and that a Ctrl-C does not reach."""
     return {"pass_fds": (reader,), "start_new_session": True} if os.name == "posix" else {}
 
 

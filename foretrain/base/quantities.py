@@ -1,7 +1,6 @@
 """Parsers of quantities: sizes, durations, rates, energy, money, counts. Text in, base units out.
 
-A number is '1.5', '134,433', '1_000_000' or '1e9'. Every parser raises ValueError; `read` makes that the sentence of an
-option.
+Every parser raises ValueError; `read` makes that the sentence of an option.
 """
 
 import math
@@ -46,8 +45,6 @@ class Limit(Record):
 
 
 class Money(Record):
-    """An amount and the ISO code of its currency, '' where none was typed."""
-
     amount: float
     currency: str
 

@@ -8,10 +8,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Record(BaseModel):
-    """A frozen value in base units (bytes, seconds, joules, FLOPs), without tensors.
-
-    `print(record)` and a notebook show SHOWN's text of its class, else pydantic's.
-    """
+    """A frozen value in base units (bytes, seconds, joules, FLOPs), without tensors, printed as SHOWN has it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 

@@ -1,7 +1,4 @@
-"""Signals that end a process: a flag that a training loop polls, or an exception as for Ctrl-C.
-
-Ctrl-C, SIGTERM, the warnings of batch systems (SIGUSR1, SIGUSR2, SIGXCPU), a terminal that closes or quits.
-"""
+"""Signals that end a process, also of batch systems: a flag that a training loop polls, or an exception."""
 
 import contextlib
 import os
@@ -27,9 +24,8 @@ _process: list[int] = []
 
 @contextlib.contextmanager
 def raising_terminated() -> Iterator[None]:
-    """Raise Terminated on signals that would end this process, in it and not in its children.
-
-    Not when a terminal closes, which a long run ignores, or quits at once.
+    """Raise Terminated on signals that would end this process, in it and not in its children; not when a terminal
+    closes.
     """
     main = threading.current_thread() is threading.main_thread()
     others = [number for number in ENDING if main and number.name not in ("SIGHUP", "SIGQUIT")]

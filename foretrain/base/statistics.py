@@ -6,9 +6,7 @@ from collections.abc import Sequence
 
 
 def extremes(values: Sequence[float], most: int) -> list[int]:
-    """Return rising indices of at most `most` values (4 at least): the first, the last, and of equal parts the lowest
-    and the highest.
-    """
+    """Return rising indices of at most `most` values (4 at least): the first, the last, and extremes of equal parts."""
     count = len(values)
     if count <= max(4, most):
         return list(range(count))

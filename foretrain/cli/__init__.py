@@ -37,7 +37,6 @@ def _print_version(ctx: click.Context, param: click.Parameter, wanted: bool) -> 
 
 
 def _at_once(spelling: str, callback: Callable[..., None], help: str) -> click.Option:
-    """A flag that is all that is wanted."""
     return click.Option([spelling], is_flag=True, expose_value=False, is_eager=True, callback=callback, help=help)
 
 
@@ -91,7 +90,6 @@ def main() -> None:
 
 
 def _run() -> int:
-    """The exit code of the command; errors of the user's are told here."""
     before, cards = messages.current().id, os.environ.get(GPU_FILE_VARIABLE)
     try:
         from_environment()
@@ -141,7 +139,6 @@ def _run() -> int:
 
 
 def _tell_signal(end: BaseException | None) -> None:
-    """Name the signal that ended a command, if one did."""
     while end is not None and not isinstance(end, Terminated):
         end = end.__context__
     if end is not None:
@@ -167,7 +164,6 @@ def _of_a_file(error: OSError) -> UserError | None:
 
 
 def _bug(error: Exception) -> int:
-    """Tell what nobody expected; its exit code."""
     if bugs.wants_traceback():
         raise error
     found = bugs.unexpected_error(error)

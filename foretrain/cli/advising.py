@@ -87,7 +87,6 @@ def _check_options(given: dict[str, Any], kind: str) -> None:
 
 
 def _searched(request: Any, given: dict[str, Any]) -> tuple[Any, Advices]:
-    """The plan and all its changes, with what traces say where they are asked for."""
     goal, count = given["goal"] or None, max(given["apply"], given["top"] or TRACED)
     if request.kind == "pretraining":
         base = advise.base_plan(request.resolved, given["gpu"], given["others"], given["price"])
@@ -112,8 +111,7 @@ def _searched(request: Any, given: dict[str, Any]) -> tuple[Any, Advices]:
 
 
 def _written(request: Any, plan: Any, found: Advices, number: int, path: Path, asked: Asked) -> UserError | None:
-    """Write change `number`: None, or what to say where the written config does not fit the card that was asked about.
-    Raises UserError, with nothing written, where no file can hold the change."""
+    """Write change `number`; return an error if the written config does not fit. Raises UserError, nothing written."""
     change = found.advised[number - 1]
     if request.kind == "pretraining":
         return write_changed(request.resolved, plan, found, number, path, asked)
@@ -135,8 +133,7 @@ def _written(request: Any, plan: Any, found: Advices, number: int, path: Path, a
 
 
 def _keys_changed(plan: Any, change: Advice, asked: Asked) -> str | None:
-    """The text of the trainer's file that was given, with what was typed beside it and the change; None where there is
-    none, or its keys cannot say that."""
+    """Return the given trainer's file with what was typed and the change; None where its keys cannot say that."""
     source, *words = asked.words
     read = next((note.values for note in plan.notes if note.id == "finetune_read_as"), None)
     if read is None or Path(source).suffix not in trainer_file.SUFFIXES:
@@ -152,10 +149,7 @@ def _keys_changed(plan: Any, change: Advice, asked: Asked) -> str | None:
 def write_changed(
     resolved: ResolvedConfig, base: Plan, found: Advices, number: int, path: Path, asked: Asked
 ) -> UserError | None:
-    """None, or what to say where the written config does not fit the card that was asked about.
-
-    Raises UserError, with nothing written, where a config cannot hold the advice or nanoGPT cannot do it.
-    """
+    """Write change `number`; return an error if the written config does not fit. Raises UserError, nothing written."""
     advice = found.advised[number - 1]
     if advice.gpu != base.gpu.name:
         raise UserError("usage.advise_card", number=number, gpu=advice.gpu)
@@ -188,7 +182,6 @@ def _presets(resolved: ResolvedConfig) -> bool:
 
 
 def _does_not_fit(base: Plan, found: Advices, advice: Advice, path: Path) -> UserError | None:
-    """What a new plan of the changed config says of the card as it was asked about."""
     config = with_settings(base.config, advice.settings)
     made = plan(config, base.gpu, used_by_others_bytes=base.used_by_others_bytes)
     if made.verdict_of(advice.trainer) not in FAILING:
@@ -216,7 +209,6 @@ def _write_python(
 
 
 def _typed(resolved: ResolvedConfig) -> dict[str, Any]:
-    """nanoGPT's options that were typed beside its file."""
     return {
         key: getattr(resolved.config, key)
         for key, source in resolved.sources.items()

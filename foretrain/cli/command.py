@@ -1,7 +1,4 @@
-"""A command as click has it: how its options and arguments are declared, and what all commands share.
-
-`--lang` is taken by every command, and `--gpu-file` by each that takes a card.
-"""
+"""A command as click has it: how options and arguments are declared, and what all commands share, such as `--lang`."""
 
 import difflib
 import os
@@ -23,7 +20,6 @@ _CLOSE = 0.1  # what is this much less like it than the best is not named
 
 
 def sentence(error: click.UsageError, ctx: click.Context) -> UserError:
-    """What click found wrong while it read the words of a command."""
     command, params = ctx.command_path, ctx.command.get_params(ctx)
     if isinstance(error, click.NoSuchOption):
         near = nearest(error.option_name, _spellings(params))
@@ -49,10 +45,7 @@ def no_such_command(name: str, names: Sequence[str], ctx: click.Context) -> User
 
 
 def of_an_option(problem: UserError, ctx: click.Context) -> UserError:
-    """The same, where it is about an unknown key of the config, said of a mistyped option of the command line.
-
-    Commands hand what they do not know on to the config, which knows only its own options.
-    """
+    """Return the same as an unknown option: commands hand what they do not know on to the config."""
     option = str(problem.values.get("source", "")).partition("=")[0].partition(" ")[0]
     typed = option.startswith("-") and any(word.partition("=")[0] == option for word in own_words())
     if problem.id not in _UNKNOWN or not typed:
@@ -68,7 +61,6 @@ def _spellings(params: Sequence[click.Parameter]) -> list[str]:
 
 
 def nearest(option: str, spellings: Sequence[str]) -> list[str]:
-    """The options that look like this one, the most alike first, three at most."""
     typed = _squeezed(option)
     alike = {word: _likeness(typed, _squeezed(word)) for word in spellings if word.startswith("--")}
     best = max(alike.values())
@@ -77,7 +69,6 @@ def nearest(option: str, spellings: Sequence[str]) -> list[str]:
 
 
 def _squeezed(option: str) -> str:
-    """'--used-by-others' -> 'usedbyothers'."""
     return option.lstrip("-").replace("-", "").replace("_", "").lower()
 
 
@@ -129,7 +120,6 @@ def _listed(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
 
 
 def _settings(kind: click.ParamType, help: str, metavar: str, given: dict[str, Any]) -> dict[str, Any]:
-    """What click is told of an option or argument."""
     many = given.get("multiple") or given.get("nargs") == -1
     known = {"type": kind, "help": help, "metavar": metavar or None, "callback": _listed if many else None}
     # A default counts as a value, also if it is None.
@@ -277,7 +267,6 @@ class Group(Command, click.Group):
         return {name: each.help or "" for name, each in self.commands.items()}
 
     def members(self) -> dict[str, click.Command]:
-        """{name: command}, all of them imported."""
         ctx = click.Context(self)
         return {name: each for name in self.list_commands(ctx) if (each := self.get_command(ctx, name))}
 

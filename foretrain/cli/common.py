@@ -29,12 +29,10 @@ for _console in (OUT, ERR):
 
 
 def wrong_value(option: str, value: object, expects: str, **values: Any) -> UserError:
-    """That this value of an option is not what the text expects.`expects` says is expected."""
     return UserError("usage.bad_value", option=option, value=value, expected=say(f"expects.{expects}", **values))
 
 
 def need_one_of(option: str, value: str, choices: tuple[str, ...]) -> None:
-    """Nothing; raises UserError where the value is none of these."""
     if value not in choices:
         raise wrong_value(option, value, "one_of", choices=listed(choices))
 
@@ -76,12 +74,10 @@ def print_error(error: UserError, *, as_json: bool) -> None:
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    """Values as JSON has them; a value that it cannot hold, NaN for one, becomes text."""
     return {"values": json.loads(redacted_message(json.dumps(values, default=str)), parse_constant=str)}
 
 
 def print_said(notes: "Iterable[Note]", *, quiet: bool) -> None:
-    """What a user should know of a reading, on stderr."""
     for note in () if quiet else notes:
         ERR.print(noted(say(f"note.{note.id}", **note.values)), soft_wrap=True)
 
@@ -92,8 +88,6 @@ def rewrites_lines(*, terminal: bool) -> bool:
 
 
 class LiveLine:
-    """One line of a terminal that is written again and again."""
-
     def __init__(self, console: Console) -> None:
         self._console, self._shown = console, False
 
@@ -108,7 +102,6 @@ class LiveLine:
             self._shown = False
 
     def leave(self) -> None:
-        """Let it stand, and go on below it."""
         if self._shown:
             self._console.file.write("\n")
             self._shown = False
@@ -133,7 +126,6 @@ def noted(what: object, style: str = "dim") -> Text:
 
 
 def print_notes(notes: tuple[UserError, ...], *, quiet: bool) -> None:
-    """What was skipped in a config, on stderr."""
     if not quiet:
         for note in notes:
             ERR.print(noted(note), soft_wrap=True)
@@ -141,7 +133,6 @@ def print_notes(notes: tuple[UserError, ...], *, quiet: bool) -> None:
 
 @contextmanager
 def bytes_bar(label: str, total: int, *, quiet: bool) -> Iterator["Bar"]:
-    """A bar of bytes on stderr; none where nobody looks."""
     if quiet or not total or not ERR.is_terminal:
         yield Bar(None, None)
         return
@@ -152,8 +143,6 @@ def bytes_bar(label: str, total: int, *, quiet: bool) -> Iterator["Bar"]:
 
 
 class Bar:
-    """Takes counts of bytes."""
-
     def __init__(self, progress: Any, task: int | None) -> None:
         self._progress, self._task = progress, task
 
@@ -177,8 +166,7 @@ def speak(word: str, source: str) -> None:
 
 
 def from_environment() -> None:
-    """Speak what the environment asks for, or --lang behind --help, which answers before it is read. Raises
-    UserError."""
+    """Speak what the environment asks for, or --lang behind --help, which answers first. Raises UserError."""
     word = os.environ.get(VARIABLE, "")
     if word:
         speak(word, VARIABLE)

@@ -55,7 +55,6 @@ def config_options(incomplete: str, command: str = "") -> list[str]:
 
 
 def commands(summaries: dict[str, str], ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-    """Commands that begin with this, each with its summary in the language that is spoken."""
     said, path = messages.texts(messages.current().id), ctx.command_path.split()[1:]
     ids = {name: f"cli_help.{'_'.join([*path, name])}.summary" for name in summaries if name.startswith(incomplete)}
     return [CompletionItem(name, help=said.get(id, summaries[name])) for name, id in ids.items()]
@@ -68,7 +67,6 @@ def show_script(ctx: click.Context, param: click.Parameter, wanted: bool) -> Non
 
 
 def install_script(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
-    """Put the script where the shell that runs this finds it."""
     if not wanted or ctx.resilient_parsing:
         return
     shell = _shell(param)
@@ -103,13 +101,11 @@ def _shell(param: click.Parameter) -> str:
 
 
 def _profile(shell: str) -> Path:
-    """The file that PowerShell reads when it starts."""
     asked = [shell, "-NoProfile", "-Command", "echo $profile"]
     return Path(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip())
 
 
 def _add(path: Path, lines: str) -> None:
-    """Have a file end with these lines, once."""
     before = path.read_text("utf-8") if path.is_file() else ""
     if lines not in before:
         path.parent.mkdir(parents=True, exist_ok=True)

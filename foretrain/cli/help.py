@@ -1,8 +1,7 @@
 """`--help` in the language that is spoken.
 
-The English stands with each command and option. A language has it as cli_help.<command>.<option>, the summary of a
-command as .summary and the remarks in its examples as .note_1 and so on. A text that several commands share has the
-id of the first of them.
+The English stands with each command and option. Other languages have cli_help.<command>.<option>, the summary as
+.summary and remarks in examples as .note_1. A text of several commands has the first one's id.
 """
 
 import re
@@ -49,7 +48,6 @@ def texts(root: Any, *, deep: bool = True) -> dict[str, str]:
 
 
 def _said(command: Any, path: tuple[str, ...] = (), *, deep: bool = True) -> Iterator[tuple[str, str]]:
-    """(id, English) of a command and of those under it, in their order."""
     prefix = f"cli_help.{'_'.join(path) or 'foretrain'}"
     yield f"{prefix}.summary", command.help or ""
     for parameter in command.get_params(click.Context(command)):
@@ -107,7 +105,6 @@ def _line(line: str, say: Say) -> str:
 
 
 def _marked(say: Say, text: str) -> Text:
-    """A text with the options in it marked."""
     made = Text(messages.isolated(say(text)) if say is not str else text)
     for pattern, style in STYLES.items():
         made.highlight_regex(pattern, style)
@@ -144,7 +141,6 @@ def _parameters(params: list[Any], say: Say) -> Table:
 
 
 def _type(param: Any) -> str:
-    """What stands for the value of an option, or the type of an argument; with its limits."""
     name = "str" if param.type is click.STRING else param.type.name
     name = f"<list[{name}]>" if param.nargs == -1 or getattr(param, "multiple", False) else f"<{name}>"
     if isinstance(param, click.Option) and (param.metavar or param.is_flag):

@@ -1,9 +1,8 @@
 """`foretrain train --auto-restart`: the run in a child process, begun again from its last checkpoint when that crashes.
 
-A crash is a death by a signal (a segmentation fault, the kernel's killer), a bug's traceback, a lost card, or memory
-that ran out in the optimizer, after which a resume takes a smaller micro-batch. What the user can mend (every other
-exit code) is passed on. Ctrl-C and SIGTERM go to the child, which saves and stops; and if this process is killed, the
-child sees its pipe close and stops in the same way. A closed terminal stops neither.
+A crash is a death by a signal, a bug's traceback, a lost card, or memory that ran out in the optimizer. Every other
+exit code is passed on. Ctrl-C and SIGTERM go to the child, which saves and stops, as it does when this process is
+killed. A closed terminal stops neither.
 """
 
 import os
@@ -67,9 +66,8 @@ def child_words(words: list[str], *, resume: bool) -> list[str]:
 
 
 def keep_going(config: RunConfig, *, wait: Callable[[float], object] = time.sleep) -> int:
-    """Run this process's own command in children until one ends by itself; its exit code.
-
-    Raises UserError 'environment.crashes' after too many crashes without a new checkpoint.
+    """Run this command in children until one ends by itself; return its exit code. Raises UserError
+    'environment.crashes'.
     """
     before = standing(config)
     crashes, alike, wait_s, last_step = 0, 0, FIRST_WAIT_S, -1
@@ -103,10 +101,7 @@ def worth_another(config: RunConfig, code: int) -> bool:
 
 
 def standing(config: RunConfig) -> tuple[str, str, int]:
-    """(the run that --resume auto means, its newest checkpoint, that folder's number), '' and 0 where there is none.
-
-    A damaged checkpoint that was written anew has its old name and another number.
-    """
+    """Return (the run that --resume auto means, its newest checkpoint, that folder's number), '' and 0 without one."""
     found = folder.newest_unfinished(config.out_dir, config.max_iters)
     if found is None:
         return "", "", 0

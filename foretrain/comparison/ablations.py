@@ -1,7 +1,6 @@
 """Ablations, each the first subject with one setting changed, and their price.
 
-A run about learning is as long as the compared part; one about speed and memory needs SHORT_STEPS. Times are the
-planner's, corrected by the first subject's measurement of its own plan, if any.
+One about learning is as long as the compared part; one about speed and memory needs SHORT_STEPS. Times are planned.
 """
 
 from collections.abc import Sequence
@@ -27,8 +26,7 @@ MOST_RUNS = 8
 class Ablation(Record):
     """One run to make, which differs from `base` in one setting. `answers`: the effects that it would explain.
 
-    `changes`: options of the config of `base`; empty where no option does it. `impossible`: why this cannot be changed
-    alone; "" where it can. `scaled`: the time is scaled by a measured step.
+    `impossible`: why this cannot be changed alone. `scaled`: the time is scaled by a measured step.
     """
 
     base: str
@@ -54,10 +52,7 @@ _WHY_NOT = {"program": "program", "parameters": "shape", settings.CONTENTS: "con
 def ablation_runs(
     base: Subject, other: Subject, differing: Sequence[Setting], place: int, compared_tokens: float | None
 ) -> tuple[Ablation, ...]:
-    """Return a run for each setting that differs and has an effect. `place`: the position of `other` in the values.
-
-    None where one setting differs: the two runs are that comparison already.
-    """
+    """Return a run for each setting that differs and has an effect; none where only one does. `place`: of `other`."""
     can = [setting for setting in differing if setting.affects]
     if len(can) < 2 or base.config is None:
         return ()

@@ -23,8 +23,7 @@ Why = Literal["", "one_processor", "other_cards", "other_models", "other_program
 class Scaling(Record):
     """`more` has more cards (ranks, on one processor) than `fewer`; both are labels.
 
-    `efficiency`: the speed-up by the ratio of the cards; None for a reason `why`. `predicted`: whether one of the
-    speeds is. `same_tokens`: whether their steps have as many tokens.
+    `efficiency`: the speed-up by the ratio of the cards; None for a reason `why`.
     """
 
     more: str
@@ -79,10 +78,8 @@ Outcome = Literal["difference", "within_noise", "unknown"]
 
 class Score(Record):
     """One measurement of several runs; None where one has none. `name`: of a task, or of a text for bits_per_byte.
-    `steps`: the checkpoints. `best`: whose is ahead of the next one.
 
-    `outcome`: whether it is ahead by more than chance, as if each had been asked other questions; they were asked the
-    same ones, so a difference is real more often than this says.
+    `outcome`: whether `best` is ahead by more than chance, as if each had been asked other questions.
     """
 
     name: str
@@ -165,8 +162,8 @@ MOST = 32
 class Side(Record):
     """One subject in figures. Shares of one; None where its source does not tell.
 
-    `step_low_s` to `step_high_s`: the range of a prediction, nine of ten measured steady steps. Of several ranks
-    `memory_bytes` is the highest; `mfu` is of all `cards`.
+    `step_low_s` to `step_high_s`: a prediction's range, nine of ten measured steps. Of ranks `memory_bytes` is the
+    highest.
     """
 
     label: str
@@ -209,9 +206,8 @@ class Side(Record):
 class Comparison(Record):
     """`differing`: settings that are known to differ; `unknown`: known of some only.
 
-    `losses_apart`: why any two losses are not compared as they are: vocab_size, tokenizer, dataset, unit. `scatters`:
-    the scatter from start to start by repeats among the runs, by device. `scalings`: the effect of more ranks.
-    `scores`: of `foretrain eval`.
+    `losses_apart`: why any two losses are not compared as they are. `scatters`: from start to start by repeats among
+    the runs, by device. `scalings`: the effect of more ranks.
     """
 
     sides: tuple[Side, ...]

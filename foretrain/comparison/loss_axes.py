@@ -1,7 +1,4 @@
-"""Loss curves over what a run spends: steps, tokens, hours, energy, money.
-
-Energy is measured where the run recorded its card's power, else hours times the planned power.
-"""
+"""Loss curves over steps, tokens, hours, energy (measured, else hours times the planned power), money."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -52,9 +49,7 @@ class LossCurve(Record):
 
 
 class LossCurves(Record):
-    """All curves of a report. `axes`: those that every curve has. `energy_source`: of energy and money.
-    `predicted_hours`: labels whose hours are steps times a step's time.
-    """
+    """All curves of a report, and the `axes` of every curve. `predicted_hours`: labels whose hours are planned."""
 
     curves: tuple[LossCurve, ...]
     axes: tuple[AxisName, ...]
@@ -152,9 +147,7 @@ Opened = Callable[[Path], RunDirectory]
 
 
 def gather(subjects: Sequence[Subject], found: Comparison, opened: Opened = RunDirectory) -> CompareFacts:
-    """Gather the facts. `found`: the comparison of these subjects, in the same order, with distinct labels. `opened`:
-    reads the directories of runs.
-    """
+    """Gather the facts. `found`: the comparison of these subjects. `opened`: reads the directories of runs."""
     named = [replace(s, label=side.label) for s, side in zip(subjects, found.sides, strict=True)]
     checks: list[tuple[str, tuple[Row, ...]]] = []
     sources: Sources = {"bytes": (), "seconds": ()}

@@ -1,6 +1,6 @@
 """The questions of a comparison, each with its answer: a winner, no difference beyond noise, or why there is none.
 
-And whether a setting explains the answer: only where one alone differs that can have this effect.
+A setting explains it only where it alone differs and can have this effect.
 """
 
 import math
@@ -42,8 +42,7 @@ Axis = Literal["tokens", "steps", "flops", "hours", "money"]
 class Pair(Record):
     """Two figures of a question. `stretch_s`: of runs of unlike lengths, the seconds from their starts that count.
 
-    `share`: how much better the first is, with its bounds; None where unknown. `at`: the place on the `axis` where
-    losses were read; `split` and `unit`: which loss. `predicted_times`: whose hours are by a predicted step.
+    `share`: how much better the first is. `at`: the place on the `axis` where losses were read.
     """
 
     one: str
@@ -65,8 +64,7 @@ class Pair(Record):
 class Verdict(Record):
     """The answer to a question: the best against the next. `settings`: those that differ and can have this effect.
 
-    `unknown`: how many more could, which one side does not tell. `reason`: why there is no pair. `unlike_models`:
-    settings of the model that differ; then neither is better, whatever the figures.
+    `unknown`: how many more could. `reason`: why there is no pair. `unlike_models`: settings of the model that differ.
     """
 
     question: Question
@@ -121,9 +119,7 @@ def _beyond(low: float, high: float) -> Outcome:
 
 
 def _bounds(share: float, one: Subject, other: Subject) -> tuple[float, float]:
-    """Return the bounds of a ratio of two speeds: both step times at the ends of their ranges, less where the same
-    error is in both.
-    """
+    """Return the bounds of a ratio of two speeds, less where the same error is in both."""
     assert one.step_s
     assert other.step_s
     if _alike(one, other):
@@ -258,17 +254,13 @@ def _attribution(pair: Pair, count: int, unknown: int) -> Attribution:
 
 
 def _both_ways(compare: Compare, one: Subject, other: Subject) -> Pair | str:
-    """Compare two subjects; return the reason where they can only be compared from one side, as runs that hardly
-    overlap can.
-    """
+    """Compare two subjects; return the reason where they can only be compared from one side."""
     back = compare(other, one)
     return compare(one, other) if isinstance(back, Pair) else back
 
 
 def _best(compare: Compare, subjects: Sequence[Subject], found: Sequence[Setting]) -> tuple[Pair, Subject, Subject]:
-    """Return (the pair, the best, the next best), without subjects that cannot be compared with the best so far, and
-    without repeats of the best where there are others.
-    """
+    """Return (the pair, the best, the next best), without what the best cannot be compared with, or repeats of it."""
     best = subjects[0]
     for other in subjects[1:]:
         pair = compare(best, other)
@@ -325,9 +317,7 @@ Points = tuple[list[float], list[float]]
 
 @dataclass(frozen=True)
 class Meeting:
-    """Two losses at the same place. `at`: tokens, steps, FLOPs, hours or money. `interval`: by which share of the other
-    loss the one is lower.
-    """
+    """Two losses at the same place. `at`: tokens, steps, FLOPs, hours or money. `interval`: of their share."""
 
     axis: Axis
     split: Literal["validation", "training"]

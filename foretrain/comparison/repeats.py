@@ -1,9 +1,8 @@
 """The scatter of speed between starts of the same run, learned from repeats.
 
-Repeats are runs on one device without a differing setting that could change the speed. Their distance beyond the noise
-within each is the scatter between starts. Few repeats tell little of a deviation, so the assumption counts as
-ASSUMED_AS further degrees of freedom, the way empirical Bayes shrinks variances (Smyth 2004,
-doi:10.2202/1544-6115.1027), with Student's t; repeats that agree better than assumed never widen an interval.
+Repeats differ in no setting that could change the speed. The assumed scatter counts as ASSUMED_AS further degrees of
+freedom, the way empirical Bayes shrinks variances (Smyth 2004, doi:10.2202/1544-6115.1027), with Student's t; repeats
+that agree better than assumed never widen an interval.
 """
 
 import math
@@ -31,9 +30,7 @@ _Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
 
 
 class Interval(Record):
-    """A relative difference (0.03: 3%) and the bounds of its 99% interval. `count`: values of the shorter series.
-    `beyond`: the interval excludes zero.
-    """
+    """A relative difference and its 99% interval. `count`: values of the shorter series; `beyond`: it excludes zero."""
 
     share: float
     low: float
@@ -70,10 +67,7 @@ def block_length(values: Sequence[float]) -> int:
 def bootstrap(
     values: Sequence[float], middle: Callable[[Sequence[float]], float] = median, seed: int = 20
 ) -> tuple[float, float, float]:
-    """Return (middle, its standard error, degrees of freedom) by a circular moving-block bootstrap.
-
-    With fewer than FEWEST values the error is NaN.
-    """
+    """Return (middle, its standard error (NaN: few values), degrees of freedom) by circular moving-block bootstrap."""
     centre = middle(values)
     if len(values) < FEWEST_VALUES:
         return centre, math.nan, 0.0
@@ -96,10 +90,7 @@ def bootstrap(
 
 
 def of_times(one_s: Sequence[float], other_s: Sequence[float], run_to_run: float = RUN_TO_RUN) -> Interval | None:
-    """Return how much longer the steps of `other_s` take; None where a series is too short to tell.
-
-    `run_to_run`: the deviation between starts of the same run, as a share.
-    """
+    """Return how much longer the steps of `other_s` take. `run_to_run`: the deviation between starts, as a share."""
     first, second = (bootstrap([math.log(t) for t in times], seed=seed) for times, seed in ((one_s, 20), (other_s, 21)))
     if math.isnan(first[1]) or math.isnan(second[1]):
         return None
@@ -112,10 +103,7 @@ def of_times(one_s: Sequence[float], other_s: Sequence[float], run_to_run: float
 
 
 def of_differences(differences: Sequence[float], level: float, floor: float) -> Interval:
-    """Return paired differences of two losses as a share of `level`. `floor`: the deviation that no series shows.
-
-    Fewer than FEWEST differences add nothing to the floor.
-    """
+    """Return paired differences of two losses as a share of `level`. `floor`: the deviation that no series shows."""
     mean, error, df = bootstrap(differences, fmean)
     half = _half(0.0 if math.isnan(error) else error / level, df, 0.0, 0.0, floor)
     share = mean / level
@@ -142,9 +130,7 @@ WARM_UP = 0.01
 
 @dataclass(frozen=True)
 class Stretch:
-    """Steady steps of each run, in their order. `seconds_s`: the length of the common part; None where all is compared.
-    `floor`: the additional deviation where runs of unlike lengths have too few steps in common.
-    """
+    """Steady steps of each run. `seconds_s`: the common part; None where all is compared. `floor`: of too few steps."""
 
     times_s: tuple[tuple[float, ...], ...]
     seconds_s: float | None = None
@@ -180,9 +166,7 @@ FEWEST_DEGREES = 2  # degrees of freedom: three runs of the same settings, or tw
 
 
 class Scatter(Record):
-    """From start to start on one device, as shares of a step. `runs`: labels of the repeats, by settings. `assumed`:
-    without repeats; `seen`: of the repeats, as a standard deviation; `counted`: used for intervals.
-    """
+    """Scatter between starts on one device, as shares of a step. `seen`: of the repeats; `counted`: for intervals."""
 
     device: str
     runs: tuple[tuple[str, ...], ...]

@@ -1,7 +1,6 @@
 """Settings that differ between subjects, their groups, and what each of them can change: speed, memory, learning.
 
-A setting is an option, or one decision by several options: the micro-batch and its accumulation at equal tokens per
-step, the learning rate and the end of its decay. What one side does not tell is unknown, which is not a difference.
+A setting is an option, or one decision by several options. What one side does not tell is no difference.
 """
 
 import math
@@ -142,10 +141,7 @@ def _decisions(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _join_rates(sides: list[dict[str, Any]]) -> None:
-    """Count the end of the decay as part of the learning rate where that differs, else as a setting of its own.
-
-    Of the split, only the micro-batch counts: its accumulation follows from the tokens per step.
-    """
+    """Count the end of the decay as part of the learning rate where that differs, else as a setting of its own."""
     rates = {side[RATE] for side in sides if RATE in side}
     if len(rates) > 1:
         for side in sides:
@@ -213,10 +209,7 @@ def _other_text(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def brought_together(one: Subject, other: Subject) -> tuple[Subject, Subject, Basis, tuple[str, ...]]:
-    """Return the two with comparable losses, their unit, and what differs.
-
-    Basis "not": bytes per token are unknown of one, so nothing can be compared.
-    """
+    """Return the two with comparable losses, their unit (basis "not": none), and what differs."""
     different = reasons(one, other)
     if not different:
         return one, other, one.val_unit, ()

@@ -1,7 +1,4 @@
-"""`Subject`: one thing to compare, whatever it was read from: a run, a plan, a config, a log, a tracker's table.
-
-What a source does not tell is None, or missing in `settings`: unknown is never taken as equal.
-"""
+"""`Subject`: one thing to compare, whatever it was read from; None is unknown, which is never taken as equal."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -24,9 +21,7 @@ Source = Literal["measured", "measured (log)", "estimated", "traced", "calibrate
 
 
 class Curve(Record):
-    """Losses by optimizer step, in nats per token or bits per byte; `seconds_s` since the start, empty if unknown. Only
-    finite losses, steps ascending.
-    """
+    """Finite losses by ascending optimizer step, in nats per token or bits per byte; `seconds_s` since the start."""
 
     steps: tuple[int, ...] = ()
     losses: tuple[float, ...] = ()
@@ -53,10 +48,9 @@ class Memory(Record):
 class Subject:
     """One side of a comparison. `step_times_s`: steady steps as measured; `step_s`: the step, measured or predicted.
 
-    `steps_since_start`: each one's step after the start of its process, empty if unknown. `start_scatter`: deviation of
-    its speed from start to start, from repeats. `settings`: option -> value, with gpu, program and tokens_per_step.
-    `val_unit`: of `val`. `world`: ranks that share a step; `devices`: their cards. Figures of memory are of one rank,
-    all others of all.
+    `steps_since_start`: each one's step after the start of its process. `start_scatter`: deviation of its speed between
+    starts. `settings`: option -> value. `val_unit`: of `val`. `world`: ranks that share a step. Figures of memory are
+    of one rank, all others of all.
     """
 
     label: str
@@ -124,9 +118,7 @@ class Subject:
 
 
 def curve(points: Sequence[tuple[int, float, float | None]]) -> Curve:
-    """Make the curve of (step, loss, seconds or None). A repeated step, as after a resume, replaces the later ones.
-    Only finite losses count.
-    """
+    """Make the curve of (step, loss, seconds or None). A repeated step, as after a resume, replaces the later ones."""
     kept: list[tuple[int, float, float | None]] = []
     for point in points:
         while kept and kept[-1][0] >= point[0]:

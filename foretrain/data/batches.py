@@ -1,7 +1,4 @@
-"""Batches of a split's tokens: which rows a step sees, and tensors of them.
-
-Rows are read as in the files (2 or 4 bytes per token) by any thread; tensors are made where they are used.
-"""
+"""Batches of a split's tokens: which rows a step sees, and tensors of them, made where they are used."""
 
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -94,8 +91,7 @@ def shares(weights: tuple[float, ...]) -> tuple[int, ...]:
 def dealt(rows: np.ndarray, weights: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray]:
     """Return (the part that each row comes from, how many rows of that part came before it).
 
-    Rows are dealt evenly: after any number of them a part has its share, to less than a row for each part and to one in
-    a million, as shares are kept in 1/2^20.
+    After any number of rows a part has its share, to less than a row for each part and to one in a million.
     """
     part = np.full(len(rows), len(weights) - 1, dtype=np.int64)
     counted, left = rows.astype(np.int64), np.ones(len(rows), dtype=bool)
@@ -122,10 +118,7 @@ _SCAN_TOKENS = 2**23
 
 
 class TokenFile:
-    """Token ids of one split, read by position. Reads copy: a file that shrinks is an error, not a crash.
-
-    The parts of a mixture follow one another, so a position identifies its part.
-    """
+    """Token ids of one split, the parts of a mixture one after the other; a file that shrinks is an error."""
 
     def __init__(self, info: DatasetInfo, split: str, vocab_size: int, *, verify: bool = True) -> None:
         self.path, self.vocab_size = Path(info.path), vocab_size
@@ -226,10 +219,7 @@ def train_starts(
     rank: int = 0,
     world_size: int = 1,
 ) -> Iterator[np.ndarray]:
-    """Yield the first tokens of each micro-batch of one optimizer step, which micro-batches only cut differently.
-
-    `accumulation` is this process's part of them: with several, `rank` takes every `world_size`-th.
-    """
+    """Yield the first tokens of each micro-batch of a step; `rank` takes every `world_size`-th of the cuts."""
     first = tokens.starts(order, seed, TRAIN, step, batch_size * accumulation * world_size, block)
     for micro in range(rank, accumulation * world_size, world_size):
         yield first[micro * batch_size : (micro + 1) * batch_size]
@@ -266,10 +256,7 @@ def evaluation_batches(
     device: torch.device,
     part: tuple[int, int] = (0, 1),
 ) -> Iterator[Batch]:
-    """Yield the same rows at every evaluation, so that two differ by the model alone; the last batch may be smaller.
-
-    `part`: (which, of how many): every so many-th batch from that one on.
-    """
+    """Yield the same rows at every evaluation. `part`: (which, of how many): every so many-th batch from it on."""
     stream = EVAL_TRAIN if split == "train" else EVAL_VAL
     first = tokens.starts("random", seed, stream, 0, rows, block)
     which, parts = part

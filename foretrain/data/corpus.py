@@ -1,7 +1,4 @@
-"""The built-in corpus: the sources of the Python standard library. Real text, on every machine, no download.
-
-Test data and generated tables are left out, the order is fixed, and whole files go to one split or the other.
-"""
+"""The built-in corpus: the sources of the Python standard library, without test data and generated tables."""
 
 from __future__ import annotations
 
@@ -93,9 +90,7 @@ NANOGPT_DATASETS = {
 
 @dataclass(frozen=True)
 class ConfigData:
-    """A config with its dataset's vocabulary, the tokens of the training split and their source, the dataset if it is
-    here, and the assumptions.
-    """
+    """A config with its dataset's vocabulary, its training tokens and their source, the dataset if it is here."""
 
     config: RunConfig
     tokens: int | None
@@ -113,8 +108,7 @@ def data_of_config(
 ) -> ConfigData:
     """Return the config with what its dataset settles. `logged_vocab_size`: printed by a log of the run.
 
-    `find`: looks for a dataset by its name; `built_in_tokens`: length of the built-in corpus. Raises UserError 'data.…'
-    for an unusable dataset.
+    `find`: a dataset of a name; `built_in_tokens`: of the built-in corpus. Raises UserError 'data.…'.
     """
     from foretrain.data import dataset
 

@@ -1,8 +1,4 @@
-"""A prepared dataset, read from its files without torch or numpy: our shards, nanoGPT's layout and others.
-
-data/token_layout.py finds the files with tokens. Here are counts, vocabulary, tokenizer, and a fingerprint: foretrain's
-own index has all of it; beside nanoGPT's files `meta.json` or `meta.pkl` may.
-"""
+"""A prepared dataset, read from its files without torch or numpy: counts, vocabulary, tokenizer, fingerprint."""
 
 import hashlib
 import json
@@ -26,9 +22,8 @@ BUILT_IN_VOCABULARY = {"byte": 256, "gpt2": 50257}
 
 
 class DatasetInfo(Record):
-    """A dataset on disk. `vocab_size` and `tokenizer` are None where its files do not tell.
-
-    `format`: foretrain, nanogpt, npy, llmc, or mix, which has `parts`. `remote`: where the shards are fetched from.
+    """A dataset on disk; None where its files do not tell. `parts`: of a mix. `remote`: where the shards are fetched
+    from.
     """
 
     name: str
@@ -66,9 +61,8 @@ def find(name: str) -> Path | None:
 
 
 def read_info(path: Path, remote: str | None = None) -> DatasetInfo:
-    """Read the dataset in a folder. Raises UserError 'data.…' when a file is missing, empty or wrong.
-
-    `remote`: where its shards are, when the folder is a cache with the index only.
+    """Read the dataset in a folder. Raises UserError 'data.…'. `remote`: where its shards are, when only the index is
+    here.
     """
     meta = _checked(read_meta(path), path)
     layout = read_layout(path, meta.get("dtype", "uint16"), present=remote is None)
@@ -120,10 +114,7 @@ def _checked(meta: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _fingerprint(layout: Layout) -> str:
-    """Hash a dataset without an index: sizes, and pieces of each file from end to end.
-
-    Enough to notice a new preparation without reading gigabytes at each start.
-    """
+    """Hash a dataset without an index: sizes, and pieces of each file, enough to notice a new preparation."""
     digest = hashlib.sha256()
     for split in SPLITS:
         segments = layout.splits[split]

@@ -1,7 +1,4 @@
-"""A dataset's tokenizer as the files that Hugging Face's libraries read: tokenizer.json and tokenizer_config.json.
-
-tokenizer.json is written as text (format of huggingface/tokenizers), so the library is not needed for it.
-"""
+"""A dataset's tokenizer as tokenizer.json and tokenizer_config.json (huggingface/tokenizers), written as text."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -45,10 +42,7 @@ def files_of(tokenizer: Tokenizer, block_size: int) -> dict[str, str]:
 
 
 def byte_characters() -> dict[int, str]:
-    """Return the printable character for each byte in a byte-level BPE (openai/gpt-2, encoder.py).
-
-    Printable Latin-1 is itself; the other 68 bytes, in order, are the characters from U+0100 on.
-    """
+    """Return the printable character for each byte in a byte-level BPE (openai/gpt-2, encoder.py)."""
     own = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in own]
     return {byte: chr(byte) for byte in own} | {byte: chr(256 + i) for i, byte in enumerate(others)}
@@ -119,9 +113,8 @@ _PATTERNS = {(_LLAMA3, True): "llama-bpe", (_LLAMA3, False): "dbrx", (_LLAMA3.re
 
 
 def keys_of(tokenizer: Tokenizer, vocab_size: int, separator: int | None) -> dict[str, Any] | None:
-    """Return GGUF's keys for a model with so many rows; None for a tokenizer that llama.cpp cannot hold.
-
-    `separator`: ends a document. It begins one, too, but is not put before a prompt, as it never was in training.
+    """Return GGUF's keys for a model with so many rows; None for a tokenizer that llama.cpp cannot hold. `separator`:
+    ends a document, and is not put before a prompt.
     """
     if isinstance(tokenizer, CharTokenizer):
         return _gguf_characters(tokenizer.ids, vocab_size)
@@ -183,8 +176,7 @@ def _words_rule(made: Mapping[str, Any], merges: Sequence[str]) -> str | None:
 def _sentence_pieces(made: Mapping[str, Any], vocab_size: int) -> dict[str, Any] | None:
     """Return a BPE over characters with byte fallback, as Llama 2's.
 
-    llama.cpp joins two neighbours wherever their text is a token, the token with the highest score first. That equals
-    merges in their order only where every way to make a token is a merge, as in SentencePiece's vocabularies.
+    llama.cpp joins the neighbours with the highest score, which is right only where every way to a token is a merge.
     """
     model = made["model"]
     vocabulary: dict[str, int] = model["vocab"]
@@ -234,10 +226,9 @@ def _begins_with_space(made: Mapping[str, Any]) -> bool | None:
 
 
 def _gguf_characters(ids: Mapping[str, int], vocab_size: int) -> dict[str, Any] | None:
-    """Return a table of characters as a vocabulary without merges and special tokens, for llama.cpp: RWKV's.
+    """Return a table of characters as a vocabulary without merges for llama.cpp: RWKV's.
 
-    It looks for the longest token, and would loop where a text begins as one and does not continue. So all characters
-    must be single bytes, and every row one of them.
+    It looks for the longest token and may loop, so every character is a single byte, and every row one of them.
     """
     tokens = {id: character for character, id in ids.items()}
     if sorted(tokens) != list(range(vocab_size)) or not all(c.isascii() and len(c) == 1 for c in tokens.values()):

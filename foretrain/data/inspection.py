@@ -28,10 +28,7 @@ _SEPARATORS = {"gpt2": 50256, "byte": 0}
 
 
 class SplitSummary(Record):
-    """A split's figures. None: unknown by its files, and not counted.
-
-    `length_histogram`: bin b has the documents of 2^(b-1) to 2^b - 1 tokens, separator included.
-    """
+    """A split's figures; None: not counted. `length_histogram`: bin b has documents of 2^(b-1) to 2^b - 1 tokens."""
 
     tokens: int
     files: int
@@ -257,10 +254,9 @@ _COUNTED_TOKENS = 2**22
 
 
 def unigram_entropy(info: DatasetInfo) -> float | None:
-    """Return the cross-entropy in nats per token of the validation split under the training split's token frequencies.
+    """Return the cross-entropy (nats per token) of the validation split under the training split's token frequencies.
 
-    A language model must be well below this loss, which knows nothing of order. None where the files are not there or
-    numpy is not installed. At most 50 M tokens are read.
+    None where the files or numpy are missing. At most 50 M tokens are read.
     """
     fetched = info.remote or any(part.dataset.remote for part in info.parts)
     if importlib.util.find_spec("numpy") is None or fetched:

@@ -88,7 +88,6 @@ def _weight(name: str, value: Any, bad: Any) -> float:
 
 
 def make_mix(name: str, path: str, found: dict[str, tuple[DatasetInfo, float]]) -> DatasetInfo:
-    """Raises UserError 'data.mix_differs' where the datasets do not match."""
     infos, total = [info for info, _ in found.values()], sum(weight for _, weight in found.values())
     first = infos[0]
     for other in infos[1:]:

@@ -1,8 +1,6 @@
-"""Prepared shards at an address (s3://, gs://, hf://, …): read through a folder of this machine, by fsspec.
+"""Prepared shards at an address (s3://, gs://, hf://, …): read through a bounded cache of this machine, by fsspec.
 
-The index comes first, which is enough for a plan. Shards come when needed, each into a `.part` file that a broken
-connection leaves to be resumed, and get their name when their digest is right. The cache is bounded: the least recently
-used shards of other datasets make room for a new one.
+The index comes first, which is enough for a plan; a shard gets its name when its digest is right.
 """
 
 import contextlib
@@ -46,10 +44,7 @@ def limit_bytes() -> int:
 
 
 def read_remote(url: str) -> DatasetInfo:
-    """Read the dataset at an address, fetching only the index and the tokenizer. Raises UserError.
-
-    Where the address cannot be reached, an earlier index serves.
-    """
+    """Read the dataset at an address, fetching only index and tokenizer, or an earlier index. Raises UserError."""
     folder = folder_of(url)
     try:
         folder.mkdir(parents=True, exist_ok=True)

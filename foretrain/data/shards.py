@@ -71,9 +71,7 @@ def _block_digests(value: Any) -> Any:
 
 
 class Shard(Record):
-    """A token file. `documents` end in it; `blocks` has a digest for each `block_bytes` of the file, as one string of
-    bytes, since 100 GB of ids have 100,000 of them.
-    """
+    """A token file. `documents` end in it; `blocks` has a digest for each `block_bytes` of the file."""
 
     file: str
     tokens: int = Field(gt=0)
@@ -118,9 +116,7 @@ class Split(Record):
 
 
 class TokenizerInfo(Record):
-    """The tokenizer of the ids. `sha256` is over its vocabulary and rules, so a change is noticed; `request`: 'gpt2' or
-    'train-bpe 50257'.
-    """
+    """The tokenizer of the ids. `sha256` is over its vocabulary and rules; `request`: 'gpt2' or 'train-bpe 50257'."""
 
     name: str
     sha256: str
@@ -201,10 +197,7 @@ class DatasetIndex(Record):
 
 
 def sealed(record: Record, schema: str, key: str) -> Iterator[str]:
-    """Yield a record's file with a digest of itself, so that a flipped bit in it is found.
-
-    The text of a long index is never in memory as a whole.
-    """
+    """Yield a record's file with a digest of itself, so that a flipped bit in it is found."""
     fields, encoder = record.to_json(**{"schema": schema, key: _NO_DIGEST}), json.JSONEncoder(indent=1)
     digest = hashlib.sha256()
     for piece in encoder.iterencode(fields):

@@ -28,9 +28,7 @@ _MAX_NPY_HEADER = 10_000
 
 @dataclass(frozen=True)
 class Segment:
-    """`tokens` ids of one file, from byte `offset` on. `blocks`: digests, as in shards.Shard; `sha256`: the whole
-    file's; both empty where unknown.
-    """
+    """`tokens` ids of one file, from byte `offset` on. `blocks`: digests, as in shards.Shard; empty where unknown."""
 
     path: Path
     tokens: int
@@ -71,9 +69,8 @@ def is_dataset(folder: Path) -> bool:
 
 
 def read_layout(folder: Path, dtype: str = "uint16", *, present: bool = True) -> Layout:
-    """Read the layout of a folder. `dtype`: of files without a header.
-
-    `present`: shards of the index must be here, at full length. Raises UserError 'data.…' with the file and its fault.
+    """Read the layout of a folder. `dtype`: of files without a header; `present`: shards must be here. Raises
+    UserError.
     """
     if (folder / INDEX).is_file():
         return _foretrain(folder, check=present)

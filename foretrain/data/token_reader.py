@@ -1,7 +1,6 @@
 """Token ids by position, over the files of a layout. Read with pread, never mapped: a file that shrinks is an error.
 
-Where the index has digests, a block is verified at its first read, so a flipped bit is found before it is trained on.
-No numpy: `foretrain data` works without.
+Where the index has digests, a block is verified at its first read. No numpy.
 """
 
 import os

@@ -1,7 +1,4 @@
-"""Tokenizers: bytes, a BPE trained on the corpus, tokenizer.json, tiktoken's. A name reads back what it wrote.
-
-Every tokenizer has a `separator`: the id that ends a document.
-"""
+"""Tokenizers: bytes, a BPE trained on the corpus, tokenizer.json, tiktoken's. `separator` ends a document."""
 
 import base64
 import hashlib
@@ -79,8 +76,8 @@ class JsonTokenizer:
 
     @classmethod
     def load(cls, folder: Path) -> "JsonTokenizer":
-        """Load a folder with tokenizer.json; the separator is eos_token of tokenizer_config.json, else eos_token_id of
-        a model's config.json, as of `foretrain export`.
+        """Load a folder with tokenizer.json; the separator is its eos_token, else eos_token_id of a model's
+        config.json.
         """
         try:
             settings = folder / cls.SETTINGS
@@ -282,10 +279,7 @@ def digest_of(tokenizer: Tokenizer) -> str:
 
 
 def tokenizer_of(info: DatasetInfo) -> Tokenizer | None:
-    """Return the tokenizer of a dataset's ids; None where its files do not tell.
-
-    Raises UserError 'data.other_tokenizer' where the files beside the shards are of another one, or damaged.
-    """
+    """Return the tokenizer of a dataset's ids; None where unknown. Raises UserError 'data.other_tokenizer'."""
     found = load(info.tokenizer_folder, info.tokenizer)
     if found is not None and info.tokenizer_sha256 is not None and digest_of(found) != info.tokenizer_sha256:
         raise UserError("data.other_tokenizer", path=str(info.tokenizer_folder))

@@ -1,8 +1,4 @@
-"""A run's own model for lm-eval, for architectures without a Hugging Face layout.
-
-It gives the figures of lm-eval's own `hf` on a folder: the same windows, contexts cut from the left, text until a stop
-sequence. Import this only where lm-eval is installed.
-"""
+"""A run's own model for lm-eval, with the figures of its `hf` on a folder. Import this only where lm-eval is."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""lm-eval's tasks: their names, requirements, and metrics as records.
-
-lm-eval and datasets are loaded late. What a task lacks (a package, its data, a network) becomes one sentence.
-"""
+"""lm-eval's tasks: their names, requirements (each a sentence where missing), and metrics as records; loaded late."""
 
 import contextlib
 import difflib
@@ -75,9 +72,7 @@ class _WithoutBars:
 
 @contextlib.contextmanager
 def offline_without_network() -> Iterator[None]:
-    """Let the Hub's libraries use their cache at once, without retries, where the Hub cannot be reached. They alone ask
-    a proxy.
-    """
+    """Let the Hub's libraries use their cache at once, without retries, where the Hub cannot be reached."""
     if _reached():
         yield
         return
@@ -136,8 +131,8 @@ class Harness:
         return f"{PACKAGE} {importlib.metadata.version(PACKAGE)}"
 
     def load(self, name: str, shots: int | None) -> Any:
-        """Load the tasks and groups of a name with their data. Raises UserError where they cannot be had. A task meant
-        for no examples keeps none, whatever `shots`.
+        """Load the tasks and groups of a name with their data; a task meant for no examples keeps none. Raises
+        UserError.
         """
         _seed()
         try:
@@ -156,8 +151,7 @@ class Harness:
     ) -> tuple[TaskScore, ...]:
         """Run the tasks of one name, from `load`. `shared`: fields that all records have. Raises UserError.
 
-        This is lm-eval's `evaluate`, with `simple_evaluate`'s settings. That one also asks git and pip about the
-        machine for each name, which takes seconds and complains without a repository.
+        lm-eval's `evaluate`, with `simple_evaluate`'s settings, which asks git and pip for each name.
         """
         _seed()
         if hasattr(model, "logits_cache"):
@@ -185,10 +179,7 @@ def _seed() -> None:
 
 
 def find(names: Sequence[str], include_path: Path | None) -> Harness:
-    """Find the tasks of these names. Raises UserError for an unknown name, with the nearest ones.
-
-    lm-eval's list of thousands of files is read only where the user's own folder lacks some.
-    """
+    """Find the tasks of these names, lm-eval's own only where needed. Raises UserError with the nearest names."""
     if include_path is not None and not include_path.is_dir():
         raise UserError("data.no_task_folder", path=str(include_path))
     if include_path is not None:

@@ -1,7 +1,6 @@
 """Bits per byte of a text in overlapping windows, each token predicted once.
 
-A window of the context's length begins every `stride` tokens. The first scores all tokens, others only new ones, so
-that each has at least context - stride tokens before it: the recipe of "Perplexity of fixed-length models" in the
+A window begins every `stride` tokens and scores only new ones: the recipe of "Perplexity of fixed-length models" in the
 documentation of transformers.
 """
 
@@ -64,8 +63,8 @@ class Summed:
 
 
 def windows(count: int, context: int, stride: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (begin, end, scored) of each window of `count` ids: it reads ids[begin:end], predicts the ids one further
-    on, and the last `scored` of these count. The first id is never predicted.
+    """Yield (begin, end, scored) of each window: ids[begin:end] predict the ids one further on, the last `scored`
+    count.
     """
     done = begin = 0
     while done < count - 1:
@@ -91,8 +90,7 @@ def score(
 ) -> Summed:
     """Sum over `ids`, whose first one is context only. `byte_counts`: the bytes of each id's text.
 
-    `skip`: an id that is never scored, such as the separator. `context`: of each window; by default, and at most, the
-    model's. Raises UserError 'memory.evaluation' where one window does not fit on the card.
+    `skip`: an id that is never scored. Raises UserError 'memory.evaluation' where one window does not fit on the card.
     """
     context = min(context or model.context_tokens, model.context_tokens)
     sizes = np.asarray(byte_counts, dtype=np.int64)
@@ -155,7 +153,6 @@ class OwnModel:
 
 class HubModel:
     def __init__(self, folder: Path, device: torch.device) -> None:
-        """Raises UserError where transformers cannot load the folder. Weights are read from safetensors only."""
         load = _transformers.AutoModelForCausalLM.from_pretrained
         try:
             model = load(str(folder), dtype=torch.float32, use_safetensors=True, local_files_only=True)

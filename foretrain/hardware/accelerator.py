@@ -1,7 +1,4 @@
-"""PyTorch's interface to a kind of device: CUDA's cards, Apple's GPUs (torch.mps), and CPUs.
-
-Facts on Apple's GPUs are from torch 2.13's documentation and sources, not measured on a Mac.
-"""
+"""PyTorch's interface to CUDA's cards, CPUs and Apple's GPUs, whose facts are from torch 2.13's sources."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -96,10 +93,7 @@ class Cuda(Accelerator):
 
 
 class Mps(Accelerator):
-    """An Apple GPU; a Mac has one.
-
-    Its fused AdamW ignored `found_inf` before github.com/pytorch/pytorch/pull/186360 (June 2026).
-    """
+    """An Apple GPU. Its fused AdamW ignored `found_inf` before github.com/pytorch/pytorch/pull/186360 (June 2026)."""
 
     counts, decides = True, False
 
@@ -158,10 +152,7 @@ def accelerator_of(device: torch.device) -> Accelerator:
 
 
 def apple_gpu() -> Gpu:
-    """Return this Mac's GPU: the catalogue's chip of that name and number of cores, else Metal's description.
-
-    Its memory is Metal's recommended part of the computer's.
-    """
+    """Return this Mac's GPU of the catalogue, else Metal's description; its memory is what Metal recommends."""
     name, cores = torch.backends.mps.get_name(), torch.backends.mps.get_core_count()
     memory_gib = torch.mps.recommended_max_memory() / GIB
     said = "memory: torch.mps.recommended_max_memory()"

@@ -1,8 +1,4 @@
-"""Measurements of one device: times of single kernels, overheads, clock, power, CUDA context; cached.
-
-A calibration belongs to a device, its driver and its torch version; `load` returns it only to these.
-measure/calibrate.py makes it, predict/speed/rates.py reads it.
-"""
+"""Measurements of one device (measure/calibrate.py), cached, and loaded only for the same driver and torch version."""
 
 import json
 import math
@@ -37,9 +33,8 @@ class Bandwidth(Record):
 
 
 class Peaks(Record):
-    """`page_s`: the first touch of a fresh page of `page_bytes`, on a CPU.
-
-    `launch_s`: the smallest operation; `autograd_launch_s`: with gradients, its backward pass included.
+    """`page_s`: the first touch of a fresh page, on a CPU. `launch_s`: the smallest operation, also with its backward
+    pass.
     """
 
     products: tuple[ProductPeak, ...]
@@ -64,8 +59,8 @@ class Peaks(Record):
         return found.flop_per_s if found else None
 
     def bytes_per_s(self, moved_bytes: float, *, in_place: bool = False) -> float | None:
-        """Return the bandwidth of a kernel that moves so many bytes: log-linear between the measured sizes, and no less
-        than of any larger one. `in_place`: a kernel that writes where it read needs half the room in a cache.
+        """Return the bandwidth of a kernel that moves so many bytes: log-linear between measured sizes, and no less
+        than of any larger one. `in_place`: writes where it read, so that half the room in a cache is enough.
         """
         best: dict[int, float] = {}
         for each in self.bandwidths:
@@ -135,9 +130,8 @@ class KernelTime(Record):
 
 
 class StepTime(Record):
-    """A measured small step of foretrain's trainer; against the sum of its kernels it corrects other steps.
-
-    `forward_s`: of one micro-batch of an evaluation, which has other kernels and no gradients.
+    """A measured small step of foretrain's trainer, to correct others by. `forward_s`: of a micro-batch of an
+    evaluation.
     """
 
     options: dict[str, int | float | bool | str]
@@ -150,10 +144,9 @@ class StepTime(Record):
 class Calibration(Record):
     """`launch_s`: overhead of one eager operation beside its kernel. Clock, power and context: GPUs only.
 
-    `unsteadiness`: by what share a kernel's median run was slower than its fast ones, the median of all kernels.
-    `drift`: by what share the slowest round of a reference step was slower than its fastest, the median of them.
-    `others_share`: of the processor, used by other programs meanwhile. `start_s`: on a CPU, before the first steady
-    step: to build the model, and longer first steps.
+    `unsteadiness`: by what share a kernel's median run was slower than its fast ones; `drift`: the slowest round of a
+    reference step than its fastest. `others_share`: of the processor, used by other programs. `start_s`: on a CPU,
+    before the first steady step.
     """
 
     device: str

@@ -1,7 +1,6 @@
 """NVML's view of this machine's cards: what they are, memory by process, energy, clocks, throttling. No torch.
 
-Every figure is queried by itself, so that one that a card, a driver or a container refuses leaves the others, and a
-driver that fails in the middle of a run ends only the samples.
+Every figure is queried by itself, so that one that is refused leaves the others.
 """
 
 import os
@@ -20,8 +19,7 @@ VARIABLE = "CUDA_VISIBLE_DEVICES"
 def visible(uuids: Sequence[str], environ: Mapping[str, str]) -> tuple[int | None, ...]:
     """Return NVML's index of each card that CUDA shows, by CUDA's number; None for a part of a card (MIG).
 
-    `uuids`: of NVML's cards, as 'GPU-…', in its order. As in CUDA an unknown name ends the list, a repeated one empties
-    it, and the first word decides between numbers and ids.
+    As in CUDA an unknown name ends the list, and a repeated one empties it.
     """
     if VARIABLE not in environ:
         return tuple(range(len(uuids)))
@@ -76,8 +74,7 @@ _CORES_PER_SM = {(7, 0): 64, (7, 5): 64, (8, 0): 64, (6, 0): 64}
 class CardSample(Record):
     """One card at one moment; None where NVML does not tell. `ours_bytes`: held by the watched processes.
 
-    `busy` and `memory_busy` are NVML's utilisation: the share of the last moments in which a kernel ran, or memory was
-    read or written. `energy_j` is the driver's counter since it was loaded.
+    `busy` and `memory_busy` are NVML's utilisation. `energy_j` is the driver's counter since it was loaded.
     """
 
     index: int
@@ -186,9 +183,7 @@ class Cards:
     def index_of(self, cuda: int, uuid: str = "", bus_id: str = "") -> int | None:
         """Return NVML's index of CUDA's card `cuda` in this process; None where CUDA shows none so.
 
-        `uuid`, `bus_id`: torch's (`identity`), which identify it for certain. Else CUDA_VISIBLE_DEVICES does,
-        uncertainly where cards differ and CUDA_DEVICE_ORDER is not PCI_BUS_ID, as CUDA's default order is its own
-        secret.
+        torch's `uuid` or `bus_id` identify it for certain; CUDA_VISIBLE_DEVICES does not where cards differ.
         """
         uuids = [_text(self._ask("nvmlDeviceGetUUID", handle)) for handle in self._handles]
         if uuid in uuids and uuid:
@@ -241,10 +236,7 @@ class Cards:
 
 
 class Load:
-    """Clock and power of a card, sampled in the background of a `with`; nothing without a card or NVML.
-
-    `cuda`: CUDA's number of the card, `more`: torch's `identity`; None for a CPU.
-    """
+    """Clock and power of CUDA's card, sampled in the background of a `with`; nothing without a card or NVML."""
 
     def __init__(self, cuda: int | None, nvml: Any = None, **more: str) -> None:
         self._cards = None if cuda is None else Cards(nvml)

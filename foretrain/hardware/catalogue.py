@@ -1,7 +1,7 @@
 """Devices to plan for: a card of the catalogue `gpus.toml`, the card in this machine, or its CPU.
 
-An unknown card is an error that names the nearest ones, and for the card of this machine prints the block to fill in;
-it is never taken for an A100. A user's own file may have such blocks: `--gpu-file FILE`, or FORETRAIN_GPU_FILE.
+An unknown card is an error that names the nearest ones. A user's own file may have such blocks: `--gpu-file FILE`, or
+FORETRAIN_GPU_FILE.
 """
 
 import difflib
@@ -42,10 +42,7 @@ NANOGPT_PEAK_FLOP_PER_S = 312e12  # karpathy/nanoGPT model.py estimate_mfu: an A
 
 
 class Gpu(Record):
-    """A device to plan for. Rates are in the catalogue's vendor units; methods return base units.
-
-    `kind`: rocm is AMD's cards, xpu Intel's. Tensor figures are dense. `source`: of the figures.
-    """
+    """A device to plan for, in vendor units; tensor figures are dense. `kind`: rocm is AMD, xpu Intel."""
 
     name: str
     kind: Literal["cuda", "mps", "cpu", "rocm", "xpu"] = "cuda"
@@ -96,9 +93,7 @@ class Gpu(Record):
 
     @property
     def _derived_gib(self) -> float:
-        """Derive CUDA's memory from the label. HBM loses at most 1.6% (39.38 of 40 GiB). Other data-centre cards have
-        their ECC bits in the memory itself: one byte of 16.
-        """
+        """Derive CUDA's memory from the label: HBM loses at most 1.6%, ECC of other data-centre cards a byte of 16."""
         label = self.memory_gib or 0.0
         if self.kind != "cuda":  # HIP's messages: 7.98 of 8, 15.98 of 16, 19.98 of 20 GiB; of Intel's 11.93 of 12
             return {"rocm": label - 0.02, "xpu": 0.99 * label}.get(self.kind, label)
@@ -122,7 +117,6 @@ class Gpu(Record):
 
     @property
     def is_trained_on(self) -> bool:
-        """Return whether training is planned there: on cards with PyTorch kernels, Apple's GPUs and CPUs."""
         return self.kind in ("cpu", "mps") or self.capability >= LEAST_CAPABILITY
 
     @property
@@ -138,8 +132,8 @@ class Gpu(Record):
     def slowest_share(self) -> float:
         """Return the clock of the version with the least power, as a share of the figures here; 1 where all are alike.
 
-        Laptop makers set the power limit. Where the lowest clock is not published, it is assumed to go with the root of
-        the power: within 19% of the eleven laptop rows of gpus.toml that have both.
+        Where it is not published it goes with the root of the power: within 19% of the eleven laptop rows that have
+        both.
         """
         if self.lowest_boost_clock_ghz and self.boost_clock_ghz:
             return self.lowest_boost_clock_ghz / self.boost_clock_ghz
@@ -149,9 +143,7 @@ class Gpu(Record):
 
     @property
     def supports_bf16(self) -> bool:
-        """Return whether matmuls run in bfloat16: on a CPU, from compute capability 8.0 on, and on Apple GPUs, where
-        torch 2.8 and newer need macOS 14.
-        """
+        """Return whether matmuls run in bfloat16; on Apple GPUs torch 2.8 and newer need macOS 14."""
         return self.kind != "cuda" or self.capability >= (8, 0)
 
     @property
@@ -159,10 +151,8 @@ class Gpu(Record):
         return self.kind != "cuda" or self.capability == (0, 0) or self.capability >= LEAST_FOR_TRITON
 
     def peak_flop_per_s(self, dtype: Dtype) -> float | None:
-        """Return the dense peak of matmuls in this dtype with fp32 accumulation; None where no source states one.
-
-        float32 counts TF32 where the card has it, because nanoGPT and foretrain both allow it. Without bfloat16 units
-        it is the rate of large emulated matmuls.
+        """Return the dense peak of matmuls in this dtype (float32: TF32) with fp32 sums; None where no source states
+        one.
         """
         emulated = self.fp32_tflops and EMULATED_BF16_SHARE * self.fp32_tflops
         tflops = {
@@ -175,9 +165,7 @@ class Gpu(Record):
     def sustained_share(self, dtype: Dtype) -> float | None:
         """Return the share of the peak that large matmuls hold within the board's power; None where unknown.
 
-        Measured by others, in this dtype or else in the other half precision. For an unmeasured card it follows from
-        one of its architecture: the rate grows with the root of power times SMs, since twice the power brings less than
-        twice the clock, and twice the SMs at the same power run slower.
+        An unmeasured card's follows from its architecture: the rate grows with the root of power times SMs.
         """
         rates = {
             "bfloat16": (self.measured_bf16_matmul_tflops, self.bf16_dense_tflops),
@@ -230,16 +218,13 @@ class Gpu(Record):
 
 def given_gib(total_gib: float) -> float:
     """Return what CUDA gives of nvidia-smi's total, or of a label without ECC; never more than was seen on Linux: 3.63
-    of 4, 5.60 of 6, 7.60 of 8, 9.62 of 10, 11.49 of 12, 15.48 of 16, 19.57 of 20, 23.52 of 24, 31.36 of 32, 47.27 of 48
-    and 94.96 of 96 GiB.
+    of 4, 7.60 of 8, 11.49 of 12, 15.48 of 16, 23.52 of 24, 31.36 of 32, 47.27 of 48, 94.96 of 96 GiB.
     """
     return 0.9935 * total_gib - min(0.45, 0.1 * total_gib)
 
 
 def catalogue() -> dict[str, Gpu]:
-    """Return all cards by name, in the order of the file; those of the user's own file come first. Raises UserError
-    'gpu.bad_file' where that file cannot be read.
-    """
+    """Return all cards by name, those of the user's own file first. Raises UserError 'gpu.bad_file'."""
     return {name: _card_of(name) for name in _names()}
 
 
@@ -264,7 +249,6 @@ def _card_of(name: str) -> Gpu:
 
 
 def _names() -> dict[str, Iterable[str]]:
-    """Return the aliases of each card of the catalogue, by its name."""
     own = {name: gpu.aliases for name, gpu in _own().items()}
     return own | {name: aliases for name, aliases in _aliases().items() if name not in own}
 
@@ -363,10 +347,8 @@ def _named(name: str) -> list[Gpu]:
 
 
 def _with_memory(gpu: Gpu, gib: float) -> Gpu | None:
-    """Return the card where it has so much memory, or where the GPU may use so much of a computer's shared memory.
-
-    Metal recommends 10,922 of 16 GB and 21,845 of 32 (ggml-org/llama.cpp#2011, ise-uiuc/magicoder#19), and 73,728 of 96
-    (ggml-org/llama.cpp#3213); AMD lets 96 of 128 be set.
+    """Return the card where it has so much memory, or where the GPU may use so much of a computer's: Metal recommends
+    10,922 of 16 GB and 73,728 of 96 (ggml-org/llama.cpp#2011, #3213); AMD lets 96 of 128 be set.
     """
     if gib not in (gpu.unified_memory_gib or (gpu.memory_gib,)):
         return None
@@ -379,9 +361,8 @@ def _with_memory(gpu: Gpu, gib: float) -> Gpu | None:
 def find(name: str) -> Gpu:
     """Return the card of a name: 'RTX 4070', 'rtx4070', '4070', 'NVIDIA GeForce RTX 4070', 'M4 Max 64GB'.
 
-    A short name of several cards means the one that NVLink connects, and of these the one with the least memory: H100
-    is H100 SXM5 80GB, A100 is A100 SXM4 40GB; `choices` are all of them. Where none has NVLink, as of RTX 4060 Ti, it
-    is an error. Raises UserError 'gpu.unknown_name…' or 'gpu.ambiguous'.
+    A short name of several cards means the one that NVLink connects, with the least memory; `choices` are all of them.
+    Raises UserError 'gpu.unknown_name…' or, where none has NVLink, 'gpu.ambiguous'.
     """
     found = _named(name)
     if len(found) == 1:
@@ -466,9 +447,7 @@ class DetectedGpu(Record):
 
 
 def match(name: str, memory_gib: float, sm_count: int | None) -> Gpu:
-    """Return the catalogue's card for a driver's name, memory and SM count, since one name can be two cards. Raises
-    UserError 'gpu.unknown' with the block to add.
-    """
+    """Return the card of a driver's name, memory and SM count. Raises UserError 'gpu.unknown' with the block to add."""
     key = _key(name)
     for gpu in [*_matches(key), *(gpu for gpu in catalogue().values() if _key(gpu.name).startswith(key))]:
         sizes = (gpu.memory_gib, gpu.cuda_memory_gib)  # NVML counts the one nearly, PyTorch the other
@@ -479,10 +458,8 @@ def match(name: str, memory_gib: float, sm_count: int | None) -> Gpu:
 
 
 def detect(index: int = 0, nvml: Any = None, **more: str) -> DetectedGpu | None:
-    """Return CUDA's NVIDIA card `index` of this machine, through NVML; None without card or driver.
-
-    Raises UserError 'gpu.unknown' for a card outside the catalogue. `nvml` is a stand-in for tests; `more`: torch's
-    `card.identity`.
+    """Return CUDA's NVIDIA card `index`; None without card or driver. Raises UserError 'gpu.unknown'. `nvml`: for
+    tests.
     """
     cards = Cards(nvml)
     try:

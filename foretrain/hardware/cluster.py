@@ -1,7 +1,4 @@
-"""Several cards that train one model: which, how many, in how many machines, and their links.
-
-"2 x RTX 4090", "8 x H100 SXM5", "2 nodes x 8 x A100", or a count alone, of a card named elsewhere.
-"""
+"""Several cards that train one model, and their links: "2 x RTX 4090", "2 nodes x 8 x A100", or a count alone."""
 
 import difflib
 import re
@@ -29,8 +26,7 @@ _PARTS = re.compile(r"\s*(?:\+|,|&| and )\s*")
 class Cluster(Record):
     """Cards of one kind. `link` connects those of a node, `network` the nodes; None where there is one.
 
-    `assumed`: ids of what is neither stated nor in links.toml: link, network, nodes, card. `meant`: the name that
-    several cards have, where one of them was taken; `choices`: these cards.
+    `assumed`: ids of what is neither stated nor in links.toml. `choices`: the cards of the name `meant`.
     """
 
     gpu: Gpu
@@ -72,9 +68,7 @@ class Count(NamedTuple):
 
 
 def parse(text: str) -> Count:
-    """Parse how many cards of which name. Raises UserError 'usage.gpus' for another text, 'usage.mixed_cards' for
-    unlike cards, and 'usage.one_card_cluster', 'usage.too_many_ranks' for impossible numbers.
-    """
+    """Parse how many cards of which name. Raises UserError 'usage.gpus', 'usage.mixed_cards' and others."""
     whole = " ".join(text.split())
     nodes, rest = 0, whole
     if found := _NODES.fullmatch(whole):
@@ -134,9 +128,8 @@ def _mixed(names: list[str], text: str) -> UserError:
 
 
 def cluster(text: str, link: str = "", network: str = "", here: Callable[[], Gpu] | None = None) -> Cluster:
-    """Return the cards of a text, with links by name or their usual ones. `here`: the card of a count alone.
-
-    Raises UserError for what is not a cluster: see `parse`, `catalogue.find`, and links that these cards cannot have.
+    """Return the cards of a text, with links by name or their usual ones. `here`: the card of a count alone. Raises
+    UserError.
     """
     asked = parse(text)
     if asked.name:

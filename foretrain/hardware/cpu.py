@@ -1,7 +1,6 @@
 """This machine's CPU as a device to plan for: its nominal peak follows from cores, vector width and clock.
 
-Known limits: the clock is what the system reports now (virtual machines report the base clock, so a measured rate
-may exceed this peak); two FMA units per core are assumed; bandwidth is a flat guess until it is measured.
+Known limits: a virtual machine reports the base clock; two FMA units per core and a flat bandwidth are assumed.
 """
 
 import functools

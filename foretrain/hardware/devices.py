@@ -1,6 +1,4 @@
-"""The device of a name, or of this machine, and what other programs use there. Commands, the page, comparisons and
-Python programs all ask here.
-"""
+"""The device of a name, or of this machine, and what other programs use there."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -82,10 +80,10 @@ def device_named(name: str) -> Gpu:
 def target(
     name: str, stated_bytes: int | None = None, *, index: int = 0, detect: Callable[[int], DetectedGpu | None] = detect
 ) -> Target:
-    """Return the device of this name with other programs' use: as stated, else measured on this machine.
+    """Return the device of this name with other programs' use: as stated, else measured here.
 
-    "auto": card `index` of this machine, from `detect`. Raises UserError where there is none, where the name is
-    unknown, and where others use more than the card has.
+    "auto": card `index` of this machine. Raises UserError where the card is absent or unknown, or others use more than
+    it has.
     """
     used_bytes = 0
     if name.lower() == HERE:
@@ -122,7 +120,7 @@ def find_device(
 ) -> Gpu | None:
     """Return the card of this name; for "auto" the first one `seen` at work, else this machine's.
 
-    None where there is none, or where the catalogue lacks it, which `tell` gets. Raises UserError for an unknown name.
+    None where the catalogue lacks it, which `tell` gets. Raises UserError for an unknown name.
     """
     if name.lower() != HERE:
         return device_named(name)

@@ -1,7 +1,4 @@
-"""Links between cards and between machines: those of `links.toml`, and which of them a card of the catalogue has.
-
-Figures are per direction. predict/speed/collectives.py times collectives.
-"""
+"""Links between cards and machines, per direction (`links.toml`), and which of them a card has."""
 
 import tomllib
 from functools import cache
@@ -17,9 +14,8 @@ PINNED_SHARE = 0.8  # assumed, not measured: of the wire, by one large copy betw
 class Link(Record):
     """One kind of link. `wire_gb_per_s` is the standard's rate in a direction; of a network, of one NIC.
 
-    `reached_share` is NCCL's bus bandwidth with large messages, `least_share` that of the worst published machine,
-    `switch_share` that of an all-reduce summed in the switch (NVLS). `joins`: cards that a bridge fits. `between`:
-    cards whose machines usually have this network.
+    `reached_share` is NCCL's bus bandwidth, `least_share` that of the worst published machine, `switch_share` with
+    NVLS. `joins`: cards that a bridge fits. `between`: cards whose machines usually have this network.
     """
 
     name: str
@@ -89,9 +85,7 @@ def find_link(name: str) -> Link | None:
 
 
 def link_of(card: str) -> CardLink:
-    """Return the usual link between cards of this name; assumed PCIe 4.0 x16 through the host where links.toml has
-    none.
-    """
+    """Return the usual link between cards of this name; assumed PCIe 4.0 x16 where links.toml has none."""
     for link in links().values():
         if card in link.cards:
             return CardLink(link=link)
@@ -105,9 +99,7 @@ def pinned_bytes_per_s(card: str) -> float:
 
 
 def network_of(card: str) -> CardLink:
-    """Return the usual network of machines with these cards: of SXM cards that of NVIDIA's own boxes, else an assumed
-    10 GbE.
-    """
+    """Return the usual network of machines with these cards: NVIDIA's own for SXM cards, else an assumed 10 GbE."""
     for link in links().values():
         if card in link.between:
             return CardLink(link=link)

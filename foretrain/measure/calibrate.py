@@ -1,9 +1,8 @@
 """`foretrain calibrate`: this device measured, kernel by kernel, and in a few whole steps.
 
-Each kernel runs for some tens of milliseconds, at least three times; the faster runs count, as other work can only slow
-one down. Whole steps then show by how much a step is slower than its kernels. A card's steps of one size share their
-weights, which its host takes seconds to draw. Only the first dtype's steps are compiled: on an H100 the corrections of
-three dtypes were within 5% of each other, compiled ones 0.98 to 1.03.
+The faster of a kernel's runs count, as other work can only slow one down. Whole steps show by how much they are slower
+than their kernels. Only the first dtype's are compiled: on an H100 the corrections of three dtypes were within 5% of
+each other.
 """
 
 import datetime
@@ -308,11 +307,7 @@ class ReferenceRequest:
 
 
 def references_for(device: torch.device, dtypes: list[str], modes: list[bool]) -> list[ReferenceRequest]:
-    """Choose what corrects other steps on a device.
-
-    A second compiled size or dtype would take longer than all the rest. Only a narrow model of two blocks is compiled
-    besides, to show the cost of a compiled step to a card's host.
-    """
+    """Choose what corrects other steps on a device; compiled are one size and dtype, and a narrow model."""
     found = list[ReferenceRequest]()
     for dtype in dtypes:
         if device.type == "cpu":
@@ -356,10 +351,7 @@ def _drift(references: list[Reference], device: torch.device) -> float:
 
 
 def calibrate(placement: Placement, dtypes: list[str], modes: list[bool], listen: Listen) -> Calibration:
-    """Measure these dtypes; `modes`: which of eager (False) and compiled (True) steps to time.
-
-    Nothing is written. Raises torch's own errors where the device vanishes.
-    """
+    """Measure these dtypes, writing nothing; `modes`: which of eager (False) and compiled (True) steps to time."""
     device, started = placement.device, time.perf_counter()
     was, contention = torch.get_rng_state(), Contention(torch.get_num_threads())
     samples: Samples = {}

@@ -1,7 +1,6 @@
 """A device's practical peaks: matmuls, bandwidth, fresh pages, launches. Some seconds on a CPU.
 
-The fastest run of every shape and size counts: other work can only slow one down, and a peak that is too low would be a
-limit that a step can beat.
+The fastest run counts: a peak that is too low would be a limit that a step can beat.
 """
 
 import math

@@ -1,7 +1,6 @@
-"""The child processes of `foretrain tune`: kept alive while memory allows, never one too many.
+"""The child processes of `foretrain tune`, each with its model and files: kept alive while memory allows.
 
-A child holds its model between bursts, so that settings can be timed in turns without rebuilding. Where the next one
-would not fit, the least recently used are ended first. Their temporary files are in a folder that goes with the pool.
+Where the next one would not fit, the least recently used are ended first.
 """
 
 import os
@@ -26,10 +25,8 @@ IS_OTHER = "FORETRAIN_TUNE_RANK" in os.environ
 def main(parent: Parent) -> None:
     """Time one setting's training steps in a child, in short bursts whenever the parent asks.
 
-    It gets the job first, then orders, each answered by one frame. It times foretrain's own step (model/step.py) on
-    random tokens, the same for every setting. A step of many micro-batches is cut short: the rest take as long as those
-    between the first and the last. Where several ranks share a step, this is the first one, or one that the first one
-    started.
+    It gets the job, then orders, each answered by one frame. A step of random tokens is cut short where it has many
+    micro-batches. Of several ranks this is the first one, or one that it started.
     """
     first = parent.receive()
     if first is None:
@@ -65,8 +62,8 @@ SIDE_BY_SIDE = 0.6  # of available memory; beyond it, children are ended to make
 
 
 class Burst(Record):
-    """Some steps of one setting. `step_s`: their lower quartile. `started_s`: the child's start; 0 where it was ready.
-    `elsewhere`: share of the machine that other programs used.
+    """Some steps of one setting. `step_s`: their lower quartile. `started_s`: the child's start; `elsewhere`: others'
+    share.
     """
 
     step_s: float
@@ -78,9 +75,7 @@ class Burst(Record):
 
 
 class Pool:
-    """Times settings, each in its child. `cap_bytes`: for a process; `room_bytes`: for all together. `world`: how many
-    processes share each step. Leaving the `with` ends every child and removes their files.
-    """
+    """Times settings, each in a child. `cap_bytes`: for a process; `room_bytes`: for all; `world`: per step."""
 
     def __init__(
         self, cap_bytes: int | None, room_bytes: int | None, *, cpu_clock: bool = False, world: int = 1

@@ -1,8 +1,7 @@
 """The settings that `foretrain tune` chooses among: other ways to carry out the same training. No torch.
 
-Every setting has the tokens per step, model, optimizer and arithmetic of the config; the order of sums may differ, and
-the rounding of half precision where the config leaves the dtype open. An option's values in the space are its *levels*;
-the config's own is always one of them.
+Tokens per step, model, optimizer and arithmetic stay; the order of sums and an open dtype may differ. An option's
+values are its *levels*.
 """
 
 from collections.abc import Iterator, Sequence
@@ -67,10 +66,9 @@ def levels_of(config: RunConfig) -> tuple[Level, ...]:
 def options(
     asked: RunConfig, base: RunConfig, given: frozenset[str], wanted: Sequence[str], machine: Machine
 ) -> list[tuple[Level, ...]]:
-    """Return the levels of each option in TUNABLE, the base's own first.
+    """Return the levels of each option in TUNABLE, the base's own first; only that of an option not `wanted`.
 
-    `asked`: the user's config; `base`: with every open choice decided. An option that is not in `wanted` keeps its
-    level.
+    `asked`: the user's config; `base`: with every open choice decided.
     """
     own = dict(zip(TUNABLE, levels_of(base), strict=True))
     free: dict[str, Sequence[Level]] = {
@@ -93,9 +91,7 @@ def options(
 
 
 def _dtypes(asked: RunConfig, given: frozenset[str], machine: Machine) -> tuple[str, ...]:
-    """Return the dtypes that the config leaves open. On a card 'auto' means one dtype, and matmul asks for other
-    arithmetic.
-    """
+    """Return the dtypes that the config leaves open; one on a card, where matmul asks for other arithmetic."""
     if asked.dtype != "auto" or machine.cuda or asked.matmul != "dtype":
         return ()
     if "master_weights" in given:
@@ -135,10 +131,7 @@ def apply(base: RunConfig, levels: Sequence[Level]) -> RunConfig:
 
 
 def settings(base: RunConfig, choices: Sequence[Sequence[Level]], world: int = 1) -> Iterator[Setting]:
-    """Yield the base, then every other valid combination.
-
-    Left out: chunks as large as the micro-batch, what config/checks.py refuses, and what `world` ranks cannot share.
-    """
+    """Yield the base, then every other valid combination that `world` ranks can share."""
     own = levels_of(base)
     yield Setting(own, base)
     batches, *rest = choices

@@ -21,9 +21,7 @@ SHORTEST_S = 1e-7  # of a call, where a clock shows nothing
 
 
 class Enough(NamedTuple):
-    """Runs until they took so many seconds together; at least and at most so many. `long_s`: of a call that is steady
-    by itself, so one run is enough.
-    """
+    """Runs until they took so many seconds together. `long_s`: of a call that is steady by itself, so one is enough."""
 
     seconds: float
     fewest: int

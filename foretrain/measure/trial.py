@@ -1,9 +1,7 @@
 """A child process that trains steps of one config, its memory watched; and a short trial of a run's sizes in one.
 
-The child trains on random tokens: an evaluation batch, two optimizer steps of at most two micro-steps (Adam's states
-appear after the first, gradients accumulate from the second micro-step on), and an evaluation batch beside all that. It
-is capped as the run will be: on CUDA by PyTorch's allocator; on a CPU the parent polls the child's memory fifty times
-per second, and ends it beyond the cap.
+It evaluates before and after two optimizer steps of at most two micro-steps (Adam's states appear after the first), on
+random tokens. It is capped by PyTorch's allocator on CUDA; on a CPU the parent polls fifty times per second.
 """
 
 import math
@@ -20,9 +18,7 @@ LOOK_EVERY_S = 0.02
 
 
 class Trial(Record):
-    """`peak_bytes`: of the process on a CPU, of PyTorch's reserved memory on CUDA. `problem`: why it tells nothing
-    about memory, such as a missing compiler.
-    """
+    """`peak_bytes`: of the process on a CPU, reserved memory on CUDA. `problem`: why it tells nothing about memory."""
 
     batch_size: int
     lived: bool

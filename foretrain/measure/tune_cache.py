@@ -44,9 +44,7 @@ def path_of(base: RunConfig, choices: Sequence[Sequence[Level]], gpu: Gpu, versi
 
 
 def recall(path: Path, room_bytes: int | None, budget_s: float, trials: int) -> Tuning | None:
-    """Return an earlier answer that still holds: it had as many trials and as much time, or needed no more, and there
-    is as much memory. None for a damaged file, too.
-    """
+    """Return an earlier answer that still holds: as many trials, time and memory. None for a damaged file, too."""
     found = KEPT.record(path, Tuning)
     if found is None or found.most_trials < trials or (found.stop == "budget" and found.budget_s < budget_s):
         return None
@@ -64,10 +62,7 @@ def keep(found: Tuning, path: Path) -> None:
 
 
 def feed(found: Tuning, configs: Sequence[RunConfig], gpu: Gpu, dtype: Dtype, threads: int) -> int:
-    """Keep the timed steps for this device's plans; return how many. `configs`: in the trials' order.
-
-    Only reliable ones: bounds within 5%, on a quiet machine. `threads`: PyTorch's own; 0 on cards.
-    """
+    """Keep reliable timed steps for this device's plans; return how many. `threads`: PyTorch's own; 0 on cards."""
     if found.elsewhere > QUIET:
         return 0
     steps = []

@@ -20,10 +20,10 @@ Stop = Literal["decided", "alike", "budget", "interrupted"]
 
 
 class TuneTrial(Record):
-    """One tried setting. `options`: its level of each option (`activation_checkpointing`: number of blocks).
+    """One tried setting. `options`: its level of each option.
 
-    `step_s` with its bounds is measured, in turns with the pick's steps; `peak_bytes` is the process's on a CPU, and
-    reserved memory and context on a card. `pareto`: none other is faster in less memory.
+    `step_s` is measured in turns with the pick's steps; `peak_bytes` is the process's on a CPU, and reserved memory and
+    context on a card. `pareto`: none other is faster in less memory.
     """
 
     options: dict[str, bool | int | str]
@@ -45,9 +45,7 @@ class TuneTrial(Record):
 
 
 class ForecastError(Record):
-    """Errors of the forecast over the trials: `middle` is the median of predicted over measured, `spread` the median
-    deviation from it, `worst` the largest error.
-    """
+    """Errors of the forecast over the trials, predicted over measured: median, median deviation, and largest."""
 
     trials: int
     middle: float
@@ -68,11 +66,9 @@ class ForecastError(Record):
 class Tuning(Record):
     """The answer. `config` is the pick, with everything decided; `trials` has it first, then the others by speed.
 
-    `world`: how many of the device share each step; memory is of the one with the most. `gain`: the pick's extra
-    tokens/s as a share of the given config's, with bounds; None where that did not run. `clock`: wall time or the
-    process's CPU time. `elsewhere`: median share of the machine that other programs used. `first_choice`: by what share
-    the forecast's own first choice is slower than the pick, where it was tried. `least_budget_s`: for a minimal search,
-    where there was too little. `fed`: how many of the trials now correct this device's plans.
+    `world`: how many of the device share each step. `gain`: the pick's extra tokens/s as a share of the given config's.
+    `clock`: wall time or the process's. `elsewhere`: share that other programs used. `first_choice`: by what share the
+    forecast's own first choice is slower. `least_budget_s`: for a minimal search. `fed`: trials that now correct plans.
     """
 
     name: str
@@ -244,9 +240,7 @@ def start_s(config: RunConfig, step_s: float) -> float:
 
 
 def first_trial(configs: Sequence[RunConfig], steps_s: Sequence[float], wanted: int, budget_s: float) -> int:
-    """Return the first setting: the wanted one if its trial takes a part of the budget by the forecast; else the
-    fastest such, or the one with the shortest trial.
-    """
+    """Return the first setting: the wanted one if its trial takes a part of the budget; else the fastest such."""
 
     def cost_s(n: int) -> float:
         return start_s(configs[n], steps_s[n]) + burst_s(configs[n], steps_s[n])

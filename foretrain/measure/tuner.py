@@ -1,8 +1,7 @@
 """`foretrain tune`: the setting that trains fastest on this machine, found in few trials, tokens per step unchanged.
 
-The forecast ranks the settings; a model picks the most promising trial for its time, and every trial corrects it. A
-trial is timed in turns with the config as given, so that drift is in both. The best few then race until one is ahead,
-or those left are within a percent. Nothing here knows a process or a clock: `Bench` times, the caller sets the time.
+The forecast ranks the settings; a model picks the most promising trial for its time, and every trial, timed in turns
+with the config as given, corrects it. The best few then race. `Bench` times, the caller sets the time.
 """
 
 import math
@@ -236,7 +235,6 @@ class Tuner:
         self.random = random.Random(self.base.seed)
 
     def run(self) -> None:
-        """Search. Raises UserError where nothing fits; an interrupt ends it with what is known."""
         if not self.settings:
             raise UserError(
                 "memory.tune_none_fits", count=self.total, needed=self.outlook.memory(self.base).needed_bytes,
@@ -378,9 +376,7 @@ class Tuner:
         return max(FINEST_NOISE, spread)
 
     def _learn_from_death(self, trial: TriedSetting) -> None:
-        """Rule out larger settings: what runs out of memory does so with a larger micro-batch, and so does what is
-        forecast to take as much; a level that failed twice and never ran is out.
-        """
+        """Rule out larger settings than one that ran out of memory, and a level that failed twice and never ran."""
         mine = self.settings[trial.number]
         levels = mine.levels
         if trial.death is not None and trial.death.reason == "memory":

@@ -1,8 +1,4 @@
-"""Verifications on one machine: case by case predicted and measured, in a JSON file that is read as if a stranger wrote
-it.
-
-No user name, host name or path is in it: only versions, the card, and figures.
-"""
+"""Verifications on one machine: case by case predicted and measured, in a JSON file that may be a stranger's."""
 
 import json
 import re
@@ -68,8 +64,8 @@ class Phase(Record):
 
 
 class Predicted(Record):
-    """Peaks of allocated and reserved memory by `source`, what the process needs with its range, seconds of a step from
-    the catalogue with theirs. `estimate_allocated_bytes`: of `plan` without --exact.
+    """Peaks by `source`, the process's need and a step's seconds with ranges; `estimate_allocated_bytes`: not
+    `--exact`.
     """
 
     source: Literal["traced", "estimated"]
@@ -86,7 +82,7 @@ class Predicted(Record):
 
 class Measured(Record):
     """torch's peaks over the predicted phases; the process's memory by NVML at its end (of a CPU: its peak); the median
-    of `steps` steps, each waited for. `context_bytes`: of the process beside what is reserved.
+    of `steps` steps. `context_bytes`: of the process beside what is reserved.
     """
 
     allocated_bytes: Size | None = None
@@ -103,9 +99,7 @@ class Reason(Record):
 
 
 class Outcome(Record):
-    """The result of one case. `waiting`: not tried yet; `skipped`: could not be tried here. `busy`: other programs were
-    computing there, so that its time tells little.
-    """
+    """The result of one case. `waiting`: not tried yet; `skipped`: could not be; `busy`: its time tells little."""
 
     case: Case
     status: Status = "waiting"
@@ -225,8 +219,6 @@ def summaries(outcomes: Sequence[tuple[str, Outcome]]) -> tuple[Summary, ...]:
 
 
 def read(path: Path) -> Verification:
-    """Read a file. Raises UserError 'data.bad_verification' with its fault."""
-
     def bad(reason: str) -> UserError:
         return UserError("data.bad_verification", path=str(path), reason=reason)
 

@@ -100,9 +100,7 @@ ON_A_CPU = (
 
 
 def cases_for(gpu: Gpu, free_bytes: int | None) -> tuple[Case, ...]:
-    """Return the cases of a device with so much free memory. bfloat16 is float16 where the card has none; a micro-batch
-    is halved until the case is expected to fit, or is one sequence.
-    """
+    """Return the cases of a device with so much free memory; a micro-batch is halved until it should fit."""
     if gpu.kind == "cpu":
         return tuple(_fitting(case, gpu, free_bytes) for case in ON_A_CPU)
     return tuple(
@@ -345,9 +343,7 @@ def _gpu(number: int, ids: dict[str, str], seen: dict[str, Any]) -> Gpu:
 
 
 def begin(path: Path, where: Target, name: str, listen: Listener) -> Verification:
-    """Read earlier results, or all cases of this device, still to do. What cannot be continued is set aside. Raises
-    UserError where the file cannot be written.
-    """
+    """Read earlier results, or all cases of this device, still to do. Raises UserError."""
     found = None
     if path.exists():
         try:
@@ -407,9 +403,7 @@ def about_s(cases: Sequence[Case]) -> float:
 
 
 def work(found: Verification, places: Sequence[int], where: Target, path: Path, listen: Listener) -> Verification:
-    """Run these cases and write the file after each; `listen` gets 'tracing', 'case' and 'done'. An exception (a
-    signal, a full disk) loses only the current case.
-    """
+    """Run these cases and write the file after each; an exception (a signal, a full disk) loses only one."""
     cases = [found.outcomes[i].case for i in places]
     trace_all(cases, where.gpu, lambda state: listen("tracing", {"state": state}))
     began = time.monotonic()
@@ -454,9 +448,7 @@ def try_case(case: Case, where: Target) -> Outcome:
 
 
 def _settled(where: Target, needed_bytes: int) -> tuple[int | None, int, bool]:
-    """Poll `where.now()` for seconds while there is too little memory, or the card works: the last process may just
-    have ended, and NVML's utilisation lags a second.
-    """
+    """Poll `where.now()` for seconds while there is too little memory, or the card works, as NVML lags a second."""
     end = time.monotonic() + SETTLE_S
     while True:
         free, used_by_others, busy = where.now()

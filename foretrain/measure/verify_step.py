@@ -1,7 +1,6 @@
-"""One case on the real device, in its own process.
+"""One case on the real device, in its own process: the code that `plan --exact` traces, with random tokens.
 
-It runs the code that `plan --exact` traces (predict/trace/drive.py), with random tokens. Peaks are torch's own, read at
-each change of phase; enough steady steps are timed.
+Peaks are torch's own, read at each change of phase; enough steady steps are timed.
 """
 
 import functools
@@ -37,8 +36,7 @@ class Enough(Exception):
 class Watch:
     """Takes the tracer's place: at each change of phase it reads torch's counters, and the clock.
 
-    `phases`: the peaks of each; `times`: seconds of each steady step. `enough`: end the run by raising Enough after so
-    many steps.
+    `phases`: the peaks of each; `times`: seconds of each steady step, then raises Enough.
     """
 
     def __init__(self, device: torch.device, *, enough: bool = False) -> None:

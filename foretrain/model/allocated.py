@@ -1,7 +1,4 @@
-"""The bytes of each allocation and free of PyTorch's CPU allocator, in order, from its profiler.
-
-What kernels allocate and free before they return depends on the processor and its libraries, so it can be left out.
-"""
+"""The bytes of each allocation and free of PyTorch's CPU allocator, in order, from its profiler."""
 
 import os
 from collections.abc import Iterable, Iterator

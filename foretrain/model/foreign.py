@@ -1,7 +1,6 @@
 """Weights in other formats: Hugging Face's names and orientation, other contexts and vocabularies.
 
-Inside, weights are as in the family's own state dict: matrices out x in, a tied head left out. Hugging Face keeps the
-four matrices of a GPT-2 block as Conv1D, in x out (transformers, pytorch_utils.py), and always has biases.
+Hugging Face keeps a GPT-2 block's matrices as Conv1D, in x out (transformers, pytorch_utils.py), and always has biases.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,10 +18,7 @@ from foretrain.model.ranks.parts import opened
 
 
 def read_weights(files: Sequence[str], shape: ModelShape, *, conv1d: bool) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, fp32 tensor on the CPU) of each parameter of `shape`, one at a time, cropped and padded to it.
-
-    Raises SafetensorError, KeyError and ValueError where the files do not match their headers.
-    """
+    """Yield (name, fp32 tensor) of each parameter, fitted to `shape`. Raises SafetensorError, KeyError, ValueError."""
     with opened(files) as held:
         where = dict(zip(canonical(dict.fromkeys(held)), held.values(), strict=True))
         for parameter in shape.parameters():
@@ -44,9 +40,8 @@ def read_moments(files: Sequence[str | Path], shape: ModelShape) -> Iterator[tup
 def fit(parameter: Parameter, tensor: Tensor, model: ModelShape) -> Tensor:
     """Fit a weight to a smaller context (positions cropped, as nanoGPT's) or a larger vocabulary.
 
-    New rows of the embedding and of the head are the mean row. Their logit is the mean logit, so V rows grown to W
-    raise the loss by at most ln(W/V) (Jensen): 0.0009 nats from 50,257 to 50,304. Rows of zeros could have a logit far
-    above all others.
+    New rows are the mean row: V rows grown to W raise the loss by at most ln(W/V) (Jensen), 0.0009 nats from 50,257 to
+    50,304. The logit of a row of zeros could be far above all others.
     """
     return _fitted(parameter, tensor, model, lambda: tensor.mean(0, keepdim=True))
 
@@ -92,10 +87,7 @@ def to_hugging_face(weights: dict[str, Tensor], shape: ModelShape) -> dict[str, 
 def nanogpt_optimizer(
     weights: dict[str, Tensor], moments: dict[str, Tensor], config: RunConfig, rate: float, *, fused: bool
 ) -> dict[str, Any]:
-    """Return the state dict of nanoGPT's AdamW: its two groups, in its order of parameters (model.py).
-
-    `moments` are named kind/parameter, as in a checkpoint. Raises KeyError where one is missing.
-    """
+    """Return the state dict of nanoGPT's AdamW: its two groups, in its order. Raises KeyError for a missing moment."""
     names = [parameter.name for parameter in ModelShape.of(config).parameters()]
     named = {name: torch.nn.Parameter(weights[name]) for name in names}
     groups = [

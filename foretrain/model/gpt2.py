@@ -1,7 +1,6 @@
 """GPT-2 with nanoGPT's parameter names and initialisation, draw for draw with the same seed.
 
-One difference, on purpose: the training forward returns the loss alone. Returned logits stay alive through the backward
-pass, and a compiled backward pass even makes a zero gradient for them (docs/memory.md).
+The training forward returns the loss alone: returned logits would stay alive through backward (docs/memory.md).
 
 Shapes: B micro-batch, T context, C width, H heads, V vocabulary.
 """
@@ -21,9 +20,7 @@ from foretrain.model.layers import TokenEmbedding
 
 
 class Attention(nn.Module):
-    """Causal self-attention by scaled_dot_product_attention; with `matmuls` by batched matmuls (attention.py), for CPUs
-    and without dropout.
-    """
+    """Causal self-attention; with `matmuls` by batched matmuls (attention.py), for CPUs and without dropout."""
 
     def __init__(self, n_embd: int, n_head: int, bias: bool, dropout: float, *, matmuls: bool = False) -> None:
         super().__init__()

@@ -30,8 +30,8 @@ class Recorder(Protocol):
     def aside(self) -> AbstractContextManager[None]: ...
 
     def record(self, work: Callable[[], Made]) -> tuple[Replay, Made]:
-        """Record what `work` launches without running it; return the replay and what `work` returned. Recordings share
-        one memory. Raises RuntimeError where `work` asks the device for something.
+        """Record what `work` launches without running it; return the replay and `work`'s result. Raises RuntimeError
+        where `work` asks the device for something.
         """
         ...
 
@@ -71,10 +71,7 @@ class OnCard:
 
 
 class GraphedStep:
-    """`train_step` and `evaluation_loss` of a state. Three steps run eagerly; the fourth is recorded.
-
-    Where it cannot be recorded, steps stay eager and `failed` gets the reason.
-    """
+    """`train_step` and `evaluation_loss` of a state: three eager steps, then a graph, or the reason in `failed`."""
 
     def __init__(
         self, state: TrainState, failed: Callable[[str], None] = lambda reason: None, on: Recorder | None = None
@@ -98,10 +95,7 @@ class GraphedStep:
         return self.done > WARM_STEPS and self._step is None
 
     def __call__(self, batches: Iterable[Batch], learning_rate: float) -> StepResult:
-        """Run one optimizer step. The result's tensors are this step's own. Raises what `train_step` raises.
-
-        Steps before the recording read the rate as the graph does, so that a resumed run does the same.
-        """
+        """Run one optimizer step, eager ones with the graph's float32 rate. Raises what `train_step` raises."""
         learning_rate = c_float(learning_rate).value
         if self._step is None and (self.done < WARM_STEPS or self.gave_up):
             return self._as_always(batches, learning_rate)
@@ -182,10 +176,7 @@ class GraphedStep:
 def graphed_step(
     state: TrainState, gpu: Gpu, failed: Callable[[str], None] = lambda reason: None, asked: RunConfig | None = None
 ) -> GraphedStep | None:
-    """Return the step of a state as one graph, where config/checks.py allows it for its config.
-
-    `asked`: the config before retries. After an out-of-memory error steps are no graph, which takes more memory.
-    """
+    """Return the step of a state as one graph, where config/checks.py allows it; none after an out-of-memory error."""
     dtype: Any = str(state.dtype).removeprefix("torch.")
     configs = (state.config, asked or state.config)
     return GraphedStep(state, failed) if all(is_one_graph(each, gpu, dtype) for each in configs) else None

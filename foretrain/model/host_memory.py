@@ -1,7 +1,6 @@
 """Tensors that leave a card while it works, on a stream of their own, and checkpointed block inputs among them.
 
-A tensor that leaves is held until the next one does, and the main stream then waits for its copy. So the order of
-Python, never the speed of the bus, decides when memory is free, and a step can be traced without a card.
+A tensor is held until the next one leaves, so that the order of Python, not the bus, decides when memory is free.
 """
 
 from collections.abc import Callable
@@ -24,9 +23,7 @@ class Leaving:
         return type(x) in (Tensor, torch.nn.Parameter) and x.is_cuda
 
     def copy(self, on_device: Tensor, to: Tensor, source: Tensor) -> Any:
-        """Begin a copy and return the event of its end, or None where it is done already. `on_device`: the one of both
-        there.
-        """
+        """Begin a copy and return the event of its end, or None where it is done already."""
         if not self.runs_beside(on_device):
             to.copy_(source)
             return None

@@ -22,8 +22,7 @@ from foretrain.model.update import not_finite
 class BackwardUpdates:
     """Updates a model whose parameters are all AdamW's, only within `updating`.
 
-    `held`: 1.0 where a part of the last step was held back, else 0.0. `changed`: whether a pass failed after a change,
-    so that it cannot be repeated.
+    `held`: 1.0 where a part of the last step was held back. `changed`: a pass failed after a change: not repeatable.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -17,9 +17,8 @@ from foretrain.model import techniques
 
 
 class LanguageModel(nn.Module):
-    """The loss of hidden states, whole or in chunks; logits to sample from. A family adds its layers.
-
-    Techniques (model/techniques/) set `around`, what calls a block in training, and `chunked_loss`.
+    """The loss of hidden states and logits to sample from; a family adds layers, techniques `around` and
+    `chunked_loss`.
     """
 
     lm_head: nn.Linear

@@ -10,11 +10,7 @@ NORM_EPS = 1e-6
 
 
 class _Norm(torch.autograd.Function):
-    """x / rms(x) over the last dimension, in `dtype`.
-
-    Backward takes the result, which the layer after it saves anyway, and one number per row. F.rms_norm saves its
-    input, and on a CPU runs as twenty small kernels.
-    """
+    """x / rms(x) over the last dimension, in `dtype`; backward takes the result, which the next layer saves anyway."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, dtype: torch.dtype, eps: float) -> Tensor:
@@ -33,7 +29,6 @@ class _Norm(torch.autograd.Function):
 
 
 def norm(x: Tensor, dtype: torch.dtype, eps: float = NORM_EPS) -> Tensor:
-    """x / rms(x) over the last dimension, in `dtype`: RMSNorm (arXiv:1910.07467) without weights."""
     y: Tensor = _Norm.apply(x, dtype, eps)
     return y
 

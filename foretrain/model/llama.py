@@ -37,11 +37,7 @@ class RMSNorm(nn.Module):
 
 
 def takes_groups(q: Tensor) -> bool:
-    """Return whether attention's kernel reads grouped keys as they are.
-
-    The memory-efficient kernel, which fp32 and cards before Ampere get, does not: without copies it would write out all
-    scores.
-    """
+    """Return whether attention's kernel reads grouped keys: the memory-efficient one (fp32, before Ampere) does not."""
     if not q.is_cuda:
         return True
     return q.dtype != torch.float32 and q.shape[-1] <= WIDEST_GROUPED and torch.cuda.get_device_capability() >= (8, 0)

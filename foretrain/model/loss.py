@@ -18,10 +18,7 @@ IGNORED = -1  # targets of this id count for nothing, as in nanoGPT
 
 
 def softmax_step_(logits: Tensor, targets: Tensor) -> Tensor:
-    """Sum the cross-entropy (nats, fp32) of n x V logits, which become their own gradient in place.
-
-    All in fp32, so a chunk takes one fp32 copy beside its half-precision logits, and none where Inductor fuses it.
-    """
+    """Sum the cross-entropy (nats, fp32) of n x V logits, which become their own gradient in place."""
     x = logits.float()  # no copy if it is fp32
     counts = targets != IGNORED
     column = targets.clamp(min=0).unsqueeze(1)

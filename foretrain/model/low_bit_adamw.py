@@ -35,9 +35,8 @@ _SMALLEST = 1e-30  # the scale of a block of zeros; any number does
 
 
 def dynamic_tree(bits: int, *, signed: bool) -> list[float]:
-    """Return the numbers of the codes, ascending, in [-1, 1] or [0, 1].
-
-    A code has leading zeros, which are a power of ten; the rest of its bits divide 0.1 to 1 evenly.
+    """Return the numbers of the codes, ascending, in [-1, 1] or [0, 1]: leading zeros are a power of ten, other bits
+    divide.
     """
     found = [0.0, 1.0]
     for zeros in range(bits - 1):
@@ -61,8 +60,7 @@ def code_books(form: LowBits) -> tuple[list[float], list[float]]:
 @dataclass(frozen=True)
 class Tables:
     """Lookup tables. `numbers`: fp32 of each byte, two as one int64 where it has two codes. `codes`: the nearest code
-    of each bfloat16, by its bits; rounding to bfloat16 first moves a border by at most 2⁻⁹ of itself. `block`: elements
-    of a scale.
+    of each bfloat16, by its bits. `block`: elements of a scale.
     """
 
     numbers: Tensor

@@ -31,10 +31,7 @@ _SMALLEST = 1e-12  # a tensor of zeros has a scale too
 
 
 def quantise_tensor(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return (x in FP8, its fp32 scalar scale), by the largest element. Infinity or NaN in x make NaN.
-
-    Nothing needs clamping: rounding leaves the largest element far from the next number of the format.
-    """
+    """Return (x in FP8, its fp32 scalar scale), by the largest element. Infinity or NaN in x make NaN."""
     low, high = torch.aminmax(x)
     scale = torch.maximum(-low, high).float().clamp(min=_SMALLEST) / torch.finfo(dtype).max
     return (x * scale.reciprocal()).to(dtype), scale

@@ -86,11 +86,7 @@ def _add(full: Tensor, moved: Tensor) -> None:
 
 
 class Masters:
-    """The fp32 twin of a model; it never runs.
-
-    `dtype`: the model's own weights, None: unchanged. `device`: of the twin, None: the model's. `sends`: each gradient
-    at once.
-    """
+    """The fp32 twin of a model; it never runs. `dtype`: the model's own weights; `sends`: each gradient at once."""
 
     def __init__(
         self,

@@ -27,9 +27,7 @@ kernels: Any = torch  # list operations have private names, in torch.optim too
 def newton_schulz(x: Tensor) -> Tensor:
     """Return about U·Vᵀ of each matrix U·S·Vᵀ in `x` (k x m x n): singular values end between 0.7 and 1.2.
 
-    Three kernels per iteration; a tall matrix is transposed, so that square matmuls are of the smaller side. The first
-    gives a bound of the largest s, the fourth root of the sum of all s⁴, up to n^(1/4) times nearer than the Frobenius
-    norm.
+    The first kernel of three bounds the largest s by the fourth root of the sum of all s⁴.
     """
     tall = x.shape[-2] > x.shape[-1]
     if tall:
@@ -48,27 +46,19 @@ def newton_schulz(x: Tensor) -> Tensor:
 
 
 def iteration_dtype(device: torch.device) -> torch.dtype:
-    """Return half precision where the device multiplies it faster than fp32: the result is about orthogonal in
-    either.
-    """
+    """Return half precision where the device multiplies it faster: the result is about orthogonal in either."""
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
     return torch.bfloat16 if cpu_has_bf16() else torch.float32
 
 
 def update_scale(rows: int, columns: int) -> float:
-    """Return sqrt(max(1, rows / columns)), with which one rate serves every shape: a step changes a layer's output by
-    the same share at any width (Jeremy Bernstein, https://jeremybernste.in/writing/deriving-muon).
-    """
+    """Return sqrt(max(1, rows / columns)): one rate for every shape (https://jeremybernste.in/writing/deriving-muon)."""
     return max(1.0, rows / columns) ** 0.5
 
 
 class MuonAdamW(Uncompiled):
-    """Two kinds of parameter groups: those with `muon` true take Muon's step, the others AdamW's, fused.
-
-    A Muon group has `momentum` instead of `betas` and `eps`. Decay is decoupled, at the group's rate, for both. State:
-    `momentum_buffer`, or AdamW's own three.
-    """
+    """Groups with `muon` true (and `momentum`) take Muon's step, the others AdamW's, fused. Decay is decoupled."""
 
     _step_supports_amp_scaling = True  # GradScaler leaves it to step() to skip after an overflow
 

@@ -107,8 +107,7 @@ class NanoChat(RotaryModel):
 def _init(module: nn.Module) -> None:
     """Draw normally with variance 1 / inputs what reads the residual stream; zero for what writes to it.
 
-    nanochat draws embeddings with standard deviation 1 and gives them 50 times the head's learning rate. The norm after
-    them takes their scale away, so 0.02 and the head's rate learn the same.
+    nanochat draws embeddings wider and learns them faster; the norm after them takes their scale away.
     """
     if isinstance(module, nn.Embedding):
         nn.init.normal_(module.weight, std=EMBEDDING_STD)

@@ -1,7 +1,6 @@
-"""A check whether a mode of `matmul` suits this model: loss and gradients in the mode against those in the run's dtype.
+"""A check whether a mode of `matmul` suits this model: loss and gradients in it against those in the run's dtype.
 
-It uses the same weights and batches in evaluation mode, so it changes nothing and draws no random number. The gradients
-are those of the blocks' matrices, whose matmuls the mode changes.
+Same weights and batches, in evaluation mode: nothing changes, and no random number is drawn.
 """
 
 import math

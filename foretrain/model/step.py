@@ -1,7 +1,6 @@
 """The one training step: everything between a batch of tokens and changed weights.
 
-It neither reads files nor prints, so that it can be traced on fake tensors. The optimizer step is fixed by its tokens;
-micro-batches are how it is carried out.
+It neither reads files nor prints, so that it can be traced on fake tensors.
 """
 
 import contextlib
@@ -47,9 +46,7 @@ class TrainState:
 
     @property
     def trained(self) -> nn.Module:
-        """Return the module whose weights the optimizer updates and checkpoints store: fp32, whatever the model runs
-        in.
-        """
+        """Return the module whose weights the optimizer updates and checkpoints store, in fp32."""
         return self.masters.model if self.masters else self.model
 
     def autocast(self) -> torch.autocast:
@@ -63,7 +60,7 @@ class TrainState:
 class StepResult:
     """The mean loss of a step's micro-batches, and the gradient's norm before clipping, on the device.
 
-    `held`: 1.0 where either is not finite, so the update was skipped. `asked`: above 0 where a rank has a message.
+    `held`: 1.0 where the update was skipped. `asked`: above 0 where a rank has a message.
     """
 
     loss: Tensor
@@ -75,10 +72,7 @@ class StepResult:
 def build(
     config: RunConfig, device: torch.device, dtype: torch.dtype, *, compile: bool, share: "Share | None" = None
 ) -> TrainState:
-    """Build model, optimizer and scaler. Weights are drawn on the CPU, so every device starts alike.
-
-    `share`: shares it among the ranks of the process group, each of which calls this.
-    """
+    """Build model, optimizer and scaler, drawn on the CPU; with `share` by each rank of the process group."""
     torch.manual_seed(config.seed)
     model = make_model(config)
     unconverted = convert(model.layers(), config.matmul) if config.matmul in EIGHT_BITS else []
@@ -119,10 +113,7 @@ def make_optimizer(model: nn.Module, config: RunConfig, device_type: str) -> tor
 
 
 def learning_rate(config: RunConfig, step: int) -> float:
-    """Return the rate of a step: linear warm-up, then cosine or linear decay to min_lr, constant after.
-
-    cosine: karpathy/nanoGPT train.py. linear: the full rate until the last `cooldown` share of lr_decay_iters.
-    """
+    """Return the rate of a step: linear warm-up, then cosine (karpathy/nanoGPT train.py) or linear decay, or none."""
     c = config
     if not c.decay_lr:
         return c.learning_rate
@@ -158,10 +149,9 @@ def _masters(model: LanguageModel, config: RunConfig, dtype: torch.dtype) -> Mas
 
 
 def _compiled(model: LanguageModel, config: RunConfig, *, blocks: bool) -> Callable[[Tensor, Tensor], Tensor]:
-    """Compile it whole where that is possible, else in parts. The compiler's settings stay until the first call.
+    """Compile the model whole where possible, else in parts; `blocks`: one by one, as ranks send gradients.
 
-    `blocks`: one by one, as ranks send gradients block by block. Each size is compiled for itself: else training gets
-    slower kernels of a symbolic size after an evaluation at another one.
+    Each size is compiled for itself: else training gets slower kernels of a symbolic size after an evaluation.
     """
     for technique in TECHNIQUES:
         technique.tell_compiler(config)
@@ -178,10 +168,7 @@ def _compiled(model: LanguageModel, config: RunConfig, *, blocks: bool) -> Calla
 
 
 def train_step(state: TrainState, batches: "Iterable[Batch]", learning_rate: float | Tensor) -> StepResult:
-    """Run one optimizer step over `gradient_accumulation_steps` micro-batches.
-
-    Where loss or gradient is not finite nothing changes (but see model/in_backward.py).
-    """
+    """Run one optimizer step. Where loss or gradient is not finite nothing changes (but see model/in_backward.py)."""
     count = state.config.gradient_accumulation_steps
     early = state.early if state.config.optimizer_in_backward and count == 1 else None
     for group in state.optimizer.param_groups:

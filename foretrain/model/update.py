@@ -24,9 +24,8 @@ def update(
 ) -> Tensor:
     """Update, unless `loss` or `norm` (scalars) is not finite. Return 1.0 where it was held back, else 0.0.
 
-    `latch`: 0.0 or 1.0; once such a step has set it, no later step changes anything, until the host has seen it.
-    `overflow_is_normal`: the float16 scaler sometimes meets an overflow and lowers the scale; that skips the update
-    without the latch.
+    `latch`: 0.0 or 1.0; once such a step has set it, no later step changes anything. `overflow_is_normal`: of the
+    float16 scaler, which skips an update without the latch.
     """
     loss = loss.to(norm.device)  # the optimizer may be on the host
     fatal = not_finite(loss if overflow_is_normal else loss + norm)
@@ -55,9 +54,7 @@ def undecorated(method: Any) -> Any:
 
 
 class Uncompiled(torch.optim.Optimizer):
-    """An optimizer without the decorators that import torch's compiler (torch/_compile.py, _disable_dynamo): an
-    uncompiled run starts sooner and takes 70 MB less.
-    """
+    """An optimizer without the decorators that import torch's compiler (torch/_compile.py): 70 MB less."""
 
     add_param_group = undecorated(torch.optim.Optimizer.add_param_group)
     state_dict = undecorated(torch.optim.Optimizer.state_dict)

@@ -1,7 +1,6 @@
 """Text from a model, token by token, with a KV cache.
 
-The context is a window. When it is full, its oldest quarter is dropped and the rest is read again from position 0:
-cached keys and values have other positions, and come from layers that have seen the dropped tokens.
+When the context is full, its oldest quarter is dropped and the rest is read again from position 0.
 """
 
 from collections.abc import Callable, Iterator

@@ -46,7 +46,6 @@ class Prices(Record):
 
     @classmethod
     def of(cls, config: RunConfig) -> "Prices":
-        """Those of a config."""
         return cls.model_validate({name: getattr(config, name) for name in cls.model_fields})
 
 
@@ -60,11 +59,7 @@ class Power(Record):
 
 
 class Spending(Record):
-    """What a whole run takes besides time. `cost` is electricity, `rent` the price of the hours; both in `currency`.
-
-    Who rents a card pays no electricity, so there is one of them at most. None where it is not known (no board power)
-    or not asked for (no rent, no CO2 factor).
-    """
+    """What a run takes besides time: electricity as `cost`, or hours as `rent`, in `currency`; None where unknown."""
 
     power: Power | None = None
     energy_low_j: float | None = None
@@ -120,8 +115,7 @@ def power(gpu: Gpu, mfu: float | None) -> Power | None:
 
 
 def spending(config: RunConfig | Prices, gpu: Gpu, mfu: float | None, total_s: Range, cards: int = 1) -> Spending:
-    """Energy, electricity or rent, and CO2 of a run of this length, of all `cards`. Low goes with low: short and at
-    little power."""
+    """Return energy, electricity or rent, and CO2 of a run, of all `cards`; low goes with low."""
     times = (total_s.low_s, total_s.expected_s, total_s.high_s)
     found: dict[str, float] = {}
     drawn = power(gpu, mfu)

@@ -1,7 +1,4 @@
-"""What a run takes on some cards: `forecast(run, where)`. A run is a `Pretraining`, a `FineTuning` or a `Generation`.
-
-Questions about runs (within.py, search.py) take a `Forecast` and are the same for every kind of run.
-"""
+"""What a run takes on some cards: `forecast(run, where)` of a `Pretraining`, a `FineTuning` or a `Generation`."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -38,8 +35,7 @@ class Placement:
 
 
 class Range(NamedTuple):
-    """The values of an option that a search tries: multiples of `granule` up to `most`. `goes_on`: the run can have
-    more, but its model was not trained for that."""
+    """Values that a search tries: multiples of `granule` up to `most`; `goes_on`: beyond the training's."""
 
     granule: int
     most: int
@@ -47,10 +43,7 @@ class Range(NamedTuple):
 
 
 class Probe(Record):
-    """One value that was tried: the verdict that a plan of it has, and what the process needs there.
-
-    `smallest_limit_bytes`: the least that the allocator may reserve, which only a trace says.
-    """
+    """One tried value. `smallest_limit_bytes`: the least that the allocator may reserve, by a trace."""
 
     value: int
     verdict: Verdict | None
@@ -157,5 +150,4 @@ class Forecast:
 
 
 def forecast(run: Run, where: Placement) -> Forecast:
-    """Return what a run takes there. Raises UserError for what cannot be planned."""
     return run.on(where)

@@ -12,8 +12,7 @@ from foretrain.predict.search import bisect, search_outwards
 class Largest(Record):
     """The largest value of an option that fits (None: not even 1 does), with every value that was tried.
 
-    `searched_all`: it is the largest that is looked at, so that larger ones may fit too; the next is then tried only
-    where it is beyond what a model was trained for.
+    `searched_all`: larger ones may fit, too; the next is tried only where it is beyond a model's training.
     """
 
     option: str
@@ -25,21 +24,18 @@ class Largest(Record):
 
     @property
     def found(self) -> Probe | None:
-        """The value that fits."""
         return next((probe for probe in self.probes if probe.value == self.value), None)
 
     @property
     def beyond(self) -> Probe | None:
-        """The next larger value that was tried."""
         return next((probe for probe in self.probes if probe.value > (self.value or 0)), None)
 
 
 def largest(made: Forecast, option: str, trace: Callable[[int], Probe] | None = None) -> Largest:
-    """Return the largest value of an option that fits. `trace`: what a trace says of a value; then the search begins
-    at the estimate's answer and goes outwards.
+    """Return the largest value of an option that fits, by `trace` outwards from the estimate's answer. Raises
+    UserError.
 
-    Traces need not grow with an option: the answer fits and its successor does not, but one beyond that might again.
-    Raises UserError for an option that is not searched, or where the memory to fit in is not known.
+    The answer fits and its successor does not, but a value beyond might again, as traces need not grow.
     """
     run, room = made.run, made.available_bytes
     if option not in run.ranges:

@@ -1,14 +1,11 @@
 """The ledger: how much memory a run takes in each phase, by component, each with its formula. No torch.
 
-Two ways to write the step are predicted: nanoGPT's own (logits returned and kept) and foretrain's (only the loss),
-each eager or compiled. Against traces on fake CUDA tensors and against PyTorch's real CPU allocator the allocated
-peak is exact to about 0.1 %; docs/memory.md has the tables.
+Two ways to write the step are predicted, each eager or compiled: nanoGPT's own (logits are kept) and foretrain's. The
+allocated peak is exact to about 0.1 % of traces and PyTorch's CPU allocator (docs/memory.md). Reserved memory is this
+list of tensors, replayed through the allocator (`allocator/replay.py`); so are the verdicts.
 
-Reserved memory is this list of tensors, replayed through the allocator (`allocator/replay.py`); so are the verdicts.
-
-Known limits: the CUDA context is a prior until it is measured on the card. Both come from the model's own code, which
-runs on tensors without values (`predict/abstract`) or is traced into the graph that PyTorch compiles
-(`predict/compiled`); max-autotune, memory budgets and what padded matmuls keep are not modelled.
+Known limits: the CUDA context is a prior until it is measured on the card; max-autotune, memory budgets and what padded
+matmuls keep are not modelled.
 """
 
 import math
@@ -70,10 +67,7 @@ class Component(Record):
 
 
 class PhaseMemory(Record):
-    """The highest moment of a phase. `needed` is what nvidia-smi shows for the process: reserved + context.
-
-    `reserved_bytes`: what torch.cuda.max_memory_reserved will say; None on a CPU.
-    """
+    """The highest moment of a phase; `needed` is what nvidia-smi shows for the process: reserved + context."""
 
     phase: str
     moment: str
@@ -96,17 +90,15 @@ class PhaseMemory(Record):
 
     @property
     def needed_span(self) -> tuple[int, int, int]:
-        """(low, expected, high) of what is needed where there is room. With less, a run can still fit: before the
-        allocator fails, it frees what it only keeps."""
+        """Return (low, expected, high) of the need where there is room; with less, caches are freed."""
         return self.needed_low_bytes, self.needed_expected_bytes, self.needed_high_bytes
 
 
 class RunMemory(Record):
     """The phases of a run in their order, of any kind. `source`: estimated or traced.
 
-    `saved_bytes`: what autograd keeps of one micro-batch between its forward and its backward pass. `paged_bytes`:
-    optimizer states in managed memory, which is not in the allocator. Of pretraining alone: `step`, the trainer;
-    `compiled`; and `obstacle`, what the card cannot do of it, an id of does_not_run.
+    `saved_bytes`: what autograd keeps of one micro-batch. `paged_bytes`: optimizer states in managed memory, outside
+    the allocator. `obstacle`: what the card cannot do, an id of does_not_run.
     """
 
     phases: tuple[PhaseMemory, ...]
@@ -160,10 +152,7 @@ def _formula(tensor: Kind, count: int) -> str:
 
 
 def gathered(formula: str) -> str:
-    """'12 × 8·B·T·C + 13 × 2·B·T·C + 4·T·C' -> '122·B·T·C + 4·T·C': one term for each product of sizes.
-
-    Formulas of one or two terms stay: how many tensors there are says more.
-    """
+    """'12 × 8·B·T·C + 13 × 2·B·T·C + 4·T·C' -> '122·B·T·C + 4·T·C', where there are more than two terms."""
     terms = formula.split(" + ")
     if len(terms) < 3:
         return formula
@@ -176,8 +165,7 @@ def gathered(formula: str) -> str:
 
 
 def components(peak: Peak, n_params: int, most_terms: int | None = 5) -> tuple[Component, ...]:
-    """The rows of a peak, largest first; the formula lists the kinds of tensors that are alive, or where these are more
-    than `most_terms` the products of sizes."""
+    """Return the rows of a peak, largest first, with formulas by tensors, or by sizes beyond `most_terms`."""
     rows: dict[str, list[tuple[Kind, int]]] = {}
     for tensor, count in peak.alive.items():
         rows.setdefault(tensor.component, []).append((tensor, count))
@@ -196,8 +184,7 @@ def components(peak: Peak, n_params: int, most_terms: int | None = 5) -> tuple[C
 
 
 class Room:
-    """What the allocator may take beside a context. `roughly`: how far what is reserved can be from the replay;
-    `capped`: a cap of the trainer's own takes the place of the allocator's setting."""
+    """What the allocator may take beside a context. `roughly`: the replay's error; `capped`: by the trainer."""
 
     capped = False
 
@@ -207,8 +194,7 @@ class Room:
         self.settings, self.context, self.roughly, self.compiled = settings, context, roughly, compiled
 
     def limits(self, available_bytes: int, card_bytes: int | None, context: Context | None = None) -> tuple[int, int]:
-        """What the allocator may take at the low end of the range and at what is expected. `context`: in the place of
-        the card's."""
+        """Return what the allocator may take at the range's low end and at what is expected."""
         held = context or self.context
         low, expected, _ = self.roughly
         at_low = round((available_bytes - held.low_bytes) / (low * RESERVED[self.compiled][0]))
@@ -217,7 +203,6 @@ class Room:
         return (at_low, at_expected) if cap is None else (min(at_low, cap), min(at_expected, cap))
 
     def cap_bytes(self, card_bytes: int | None) -> int | None:
-        """Of the allocator's setting; the trainer's own cap, which memory_limit is, takes the place of it."""
         return None if self.capped or card_bytes is None else self.settings.cap_bytes(card_bytes)
 
 
@@ -238,8 +223,7 @@ class Fit:
         context: Context | None = None,
         at_best: "tuple[Fit, Sequence[PhaseMemory]] | None" = None,
     ) -> tuple[PhaseMemory, ...]:
-        """The phases with verdicts; `training`: those of one process, in their order. `at_best`: that of a run which
-        takes less where the card is in time; what lives then is not certain to die."""
+        """Judge the phases; `at_best`: of a run that takes less where the card is in time, so that it may live."""
         limits = self.room.limits(available_bytes, card_bytes, context)
         dead = [self.dies_in(limit, training) for limit in limits]
         if dead[0] and at_best and at_best[0].dies_in(limits[0], at_best[1]) is None:
@@ -277,10 +261,7 @@ class _Simulated(NamedTuple):
 
 
 class Ledger:
-    """The memory of one way to run the step; made once, judged for any card of its kind with `judged`.
-
-    `key`: everything that it depends on. The run is simulated when somebody asks for what it comes to.
-    """
+    """The memory of one way to run the step, by its `key`, simulated at need, judged for any card of its kind."""
 
     def __init__(self, asked: "Asked") -> None:
         spec = asked.spec
@@ -325,7 +306,6 @@ class Ledger:
 
     @property
     def peaks(self) -> dict[str, Peak]:
-        """The highest moment of each phase."""
         return self._run.peaks
 
     @property
@@ -340,7 +320,6 @@ class Ledger:
 
     @cached_property
     def fit(self) -> Fit:
-        """Whether these live under limits."""
         return Fit(self.events, self.room, self._names)
 
     @cached_property
@@ -366,11 +345,7 @@ class Ledger:
         )
 
     def fits(self, available_bytes: int | None, card_bytes: int | None = None) -> bool:
-        """Whether `judged` finds that every phase fits, or cannot judge: a search asks this much more often.
-
-        Where the tensors alone are too large, nothing is replayed; where those of the first evaluation are, the rest is
-        not simulated.
-        """
+        """Return whether `judged` finds that every phase fits, or cannot judge: a search asks this much more often."""
         if self.spec.cuda and available_bytes is not None and self.is_beyond(available_bytes, card_bytes):
             return False
         return self.judged(available_bytes, card_bytes).verdict in ("fits", None)
@@ -414,10 +389,9 @@ class Ledger:
     def judged(
         self, available_bytes: int | None, card_bytes: int | None = None, context: Context | None = None
     ) -> RunMemory:
-        """With verdicts for what the process may take, context included; without where nobody knows that.
+        """Judge what the process may take, context included; no verdicts where nobody knows that.
 
-        `card_bytes`: the whole card's memory, of which per_process_memory_fraction is one. `context`: what the process
-        takes on the card beside the allocator, where that is more than it usually is.
+        `card_bytes`: the base of per_process_memory_fraction. `context`: of the process, where more than usual.
         """
         phases = self.memory.phases
         if context is not None:
@@ -441,7 +415,6 @@ class Ledger:
 
 
 def _context_of(spec: StepSpec) -> Context:
-    """What the process takes on the card beside the allocator."""
     context, c = Context.of(spec.gpu), spec.config
     if spec.is_one_graph:
         return context.with_streams(c.n_layer * (c.gradient_accumulation_steps + 1))  # and those of an evaluation
@@ -472,7 +445,6 @@ def needed(
 
 
 def of_range(span: tuple[int, int, int], available_bytes: int) -> Verdict:
-    """The verdict of a range (low, expected, high) of bytes; the rule stands at `Verdict`."""
     low, expected, high = span
     if max(high, expected + MARGIN_BYTES) <= available_bytes:
         return "fits"
@@ -480,7 +452,6 @@ def of_range(span: tuple[int, int, int], available_bytes: int) -> Verdict:
 
 
 def on_cpu(phase: PhaseMemory, available_bytes: int | None) -> PhaseMemory:
-    """With its verdict."""
     verdict = None if available_bytes is None else of_range(phase.needed_span, available_bytes)
     return phase.model_copy(update={"verdict": verdict})
 
@@ -493,11 +464,10 @@ def judged(
     limits: tuple[int, int],
     least: Mapping[str, int] = MappingProxyType({}),
 ) -> tuple[PhaseMemory, ...]:
-    """The phases on a card, with verdicts.
+    """Judge the phases on a card.
 
-    `limits`: bytes that the allocator may take at the low end of the range and at what is expected. `dead`: the phase
-    in which the replay ends under one of them, `certain`: under that of the low end; every other phase is judged by
-    its tensors. `least`: what the tensors of a phase are at least, where that is not sure.
+    `limits`: what the allocator may take at the low end and at what is expected. `dead`, `certain`: the phase in which
+    the replay ends under one of them, under the low end's; others are judged by their tensors, `least` at least.
     """
     found = []
     for phase in phases:
@@ -512,8 +482,7 @@ def judged(
 
 
 def carried(phases: Sequence[PhaseMemory]) -> tuple[PhaseMemory, ...]:
-    """The phases of one process, each with the worst verdict of those before it that need no more: what the allocator
-    keeps of them is in its need, though its own tensors are fewer."""
+    """Give each phase the worst verdict of those before it that need no more, as the allocator keeps what they had."""
     found: list[PhaseMemory] = []
     for phase in phases:
         before = [one.verdict for one in found if one.needed_expected_bytes <= phase.needed_expected_bytes]
@@ -528,14 +497,12 @@ def predict(spec: StepSpec, available_bytes: int | None = None) -> RunMemory:
 
 
 def estimated(spec: StepSpec, *, keeps: bool = True) -> Ledger:
-    """The memory of a run on cards of this kind. The last ones are kept: advice and the page ask for them again.
-    `keeps`: as of SimulatedRun."""
+    """Estimate a run on cards of this kind, and keep the last ones. `keeps`: as of SimulatedRun."""
     return _made(Asked(spec, keeps=keeps))
 
 
 class Asked:
-    """A question; those with one `key` have one answer. `saves`: a save on a CPU makes a copy of the state; `keeps`: as
-    of SimulatedRun."""
+    """A question, whose answer depends on `key`. `saves`: a save on a CPU copies the state."""
 
     def __init__(self, spec: StepSpec, *, keeps: bool = True) -> None:
         self.spec, self.keeps = spec, keeps

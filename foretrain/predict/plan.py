@@ -1,8 +1,4 @@
-"""`plan()`: what a run will take on a device, as one record. Instant: arithmetic on the config, no torch.
-
-Every figure carries its source: memory and time are *predicted*; a step time that the user read from a log makes
-time, energy and MFU *measured (log)*.
-"""
+"""`plan()`: what a run will take on a device, as one record. Instant: arithmetic on the config, no torch."""
 
 import json
 import math
@@ -68,7 +64,6 @@ class PlanRecord(Record):
 
     @property
     def needs(self) -> RunMemory:
-        """The memory that the verdict is about."""
         raise NotImplementedError
 
     @computed_field
@@ -118,10 +113,9 @@ class PlanRecord(Record):
 class Plan(PlanRecord):
     """The whole forecast for one config on one device.
 
-    `step`: the trainer that will run it, whose step the headline, --check and advice mean (config/resolve.py has the
-    rule). `assumptions`: what was not known and taken all the same, such as a vocabulary; texts `assumed.ID`.
-    `world`: ranks that share foretrain's step, `per_node` in a machine; its memory is then that of the rank with the
-    most to hold, and times are those of all together.
+    `step`: the trainer that will run it, whose step is meant (config/resolve.py). `assumptions`: what was not known;
+    texts `assumed.ID`. `world`: ranks that share foretrain's step, `per_node` in a machine; memory is the largest
+    rank's, and times are of all.
     """
 
     kind: Literal["pretraining"] = "pretraining"
@@ -157,15 +151,12 @@ class Plan(PlanRecord):
     @computed_field
     @property
     def timing(self) -> Timing | None:
-        """How long the run takes with the trainer that is meant."""
         return self.timing_of(self.step)
 
     def exact_of(self, step: StepName | None) -> Exact | None:
-        """What only a trace's replay can say, where there is a trace."""
         return next((found for found in self.exact if found.memory.step == step), None)
 
     def memory_of(self, step: StepName | None) -> RunMemory:
-        """The memory of this trainer's step. Raises StopIteration where it was not planned."""
         return next(memory for memory in self.memory if memory.step == step)
 
     @property
@@ -203,12 +194,11 @@ class Plan(PlanRecord):
         return self.world // self.per_node if self.gpu.kind == "cpu" else self.world
 
     def timing_of(self, step: StepName) -> Timing | None:
-        """How long the run takes with this trainer; None where the card's speed is not known."""
         return self.foretrain_timing if step == "foretrain" else self.nanogpt_timing
 
     @property
     def of_untimed_recipe(self) -> bool:
-        """Whether the time is not known because of the model's family; else, where it is not, because of the card."""
+        """Return whether the time is unknown because of the model's family; else, where it is, because of the card."""
         return any(note.id == "time_of_recipe_unknown" for note in self.notes)
 
     def verdict_of(self, step: StepName | None) -> Verdict | None:
@@ -260,7 +250,6 @@ def n_evaluations(config: RunConfig, steps: int | None = None) -> int:
 
 
 def save_time(config: RunConfig) -> Range:
-    """Seconds of one checkpoint: weights in fp32 and the optimizer's moments."""
     shape = ModelShape.of(config)
     size = 4 * shape.n_params + optimizer_of(config).moments_bytes(shape.numels)
     rates = (SAVE_BYTES_PER_S_HIGH, SAVE_BYTES_PER_S, SAVE_BYTES_PER_S_LOW)
@@ -284,10 +273,7 @@ def timing(spec: StepSpec, logged_step_s: float | None = None) -> Timing | None:
 def whole_run(
     spec: StepSpec, source: TimingSource, step_s: Range, evaluation_s: Range | None, compile_s: Range, cards: int = 1
 ) -> Timing:
-    """The timing of all of a run, from the times of its parts: steps, compilation, evaluations, checkpoints.
-
-    `cards` that share its steps; the other times are as they are given.
-    """
+    """Time all of a run from its parts: steps, shared by `cards`, compilation, evaluations, checkpoints."""
     config, gpu = spec.config, spec.gpu
     steps, evaluations = (0 if config.eval_only else config.max_iters), n_evaluations(config)
     saves = save_time(config)
@@ -309,8 +295,6 @@ def whole_run(
 
 
 class _Parts(NamedTuple):
-    """The times that a run's is made of."""
-
     step_s: Range
     compile_s: Range
     save_s: Range
@@ -335,7 +319,6 @@ def _start(gpu: Gpu) -> Range | None:
 
 
 def seconds_by_steps(timing: Timing, spec: StepSpec, reading: Reading) -> Callable[[int], float]:
-    """How long the run of a timing takes with other numbers of steps, as `whole_run` says of one card."""
     config, start_s = spec.config, _start(spec.gpu) if timing.source == "calibrated" else None
     parts = _Parts(timing.step_s, timing.compile_s or NO_TIME, save_time(config), timing.evaluation_s, start_s)
 
@@ -421,11 +404,10 @@ def plan(
     dataset_source: str = "unknown",
     logged_step_s: float | None = None,
 ) -> Plan:
-    """The forecast for a config on a device.
+    """Forecast a config on a device.
 
-    `used_by_others_bytes`: what other processes hold there. `dataset_tokens`: tokens in the training split.
-    `logged_step_s`: seconds of one iteration from the user's own log; replaces the predicted step time.
-    Raises UserError where training is not planned on the device, or it cannot do what `matmul` asks for.
+    `dataset_tokens`: in the training split. `logged_step_s`: seconds of one iteration, from the user's log. Raises
+    UserError where the device cannot train, or not as `matmul` asks.
     """
     if not gpu.is_trained_on:
         raise UserError("usage.training_needs_cuda", gpu=gpu.name)

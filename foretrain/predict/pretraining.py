@@ -126,7 +126,6 @@ def of_cluster(made: ClusterPlan) -> Forecast:
 
 
 def with_steps(timing: Timing, spec: StepSpec, steps: int, cards: int = 1) -> Timing:
-    """Return the timing of the same run with another number of steps: what `plan` says of that config."""
     parts = timing.step_s, timing.evaluation_s, timing.compile_s or NO_TIME
     return plans.whole_run(spec.but(max_iters=steps), timing.source, *parts, cards)
 
@@ -174,8 +173,7 @@ def cluster_with_steps(made: ClusterPlan, config: RunConfig) -> ClusterPlan:
 def adjusted(config: RunConfig, steps: int) -> tuple[RunConfig, tuple[str, ...]]:
     """Return the config with this many steps, and the options that changed.
 
-    With `decay_lr` the learning rate's decay ends where the run ends, as nanoGPT's files have it. The warm-up stays,
-    unless it would be more than a twentieth of the run and more than its share of the run that was asked for.
+    With `decay_lr` the decay ends with the run. The warm-up stays, up to a twentieth or its former share.
     """
     update = {"max_iters": steps}
     if config.decay_lr:

@@ -1,7 +1,4 @@
-"""A run on several cards, with each way to share its step: memory of a rank, time, energy, money. No torch.
-
-Instant, as the plan of one card is, from which it begins. A rank's memory is that of the one with the most to hold.
-"""
+"""A run on several cards, with each way to share its step: memory of a rank, time, energy, money. No torch."""
 
 import math
 from collections.abc import Collection, Iterator
@@ -56,7 +53,7 @@ class NcclMemory(Record):
 
     @classmethod
     def of(cls, cluster: Cluster, sharing: Sharing) -> "NcclMemory":
-        """One communicator for all ranks; HSDP has one more between nodes, which is as large at most."""
+        """Estimate one communicator for all ranks; HSDP has one more between nodes, which is as large at most."""
         low, high = PCIE_BYTES
         if cluster.link.kind == "nvlink":
             switched = cluster.link.switch_share and cluster.per_node >= LEAST_SWITCHED
@@ -71,8 +68,7 @@ class NcclMemory(Record):
 
 
 def context_beside(cards: Cluster | None, strategy: StrategyName, gpu: Gpu) -> Context:
-    """Return what a rank takes on its card beside the allocator: the CUDA context, and NCCL's memory; of one card alone
-    the context."""
+    """Return what a rank takes beside the allocator: the CUDA context, and with several cards NCCL's memory."""
     context = Context.of(gpu)
     return NcclMemory.of(cards, Sharing(strategy, cards.world, cards.per_node)).beside(context) if cards else context
 
@@ -92,11 +88,10 @@ class Factor(Record):
 
 
 class RankPlan(Record):
-    """One way to share the step. `memory` is a rank's, NCCL's own in what it needs; times, energy and money are of all
-    cards. `syncs_each`: FSDP sums gradients in every micro-batch, else in the last one.
+    """One way to share the step; memory is a rank's, with NCCL's, all else of all cards. `syncs_each`: FSDP sums
+    gradients in every micro-batch.
 
-    `speed_up`: how many times as fast as one card; `efficiency`: what of the cards' number that is.
-    `traced_ranks`: whose steps were traced, where its memory is; `untraced`: why it is not, where it was to be.
+    `efficiency`: the speed-up by the number of cards. `traced_ranks`: whose steps were traced; `untraced`: why not.
     """
 
     strategy: StrategyName
@@ -112,7 +107,6 @@ class RankPlan(Record):
 
     @property
     def verdict(self) -> Verdict | None:
-        """Whether it fits, by its worst phase."""
         return self.memory.verdict
 
     @property
@@ -122,15 +116,11 @@ class RankPlan(Record):
 
     @property
     def id(self) -> str:
-        """The strategy, and whether gradients are held back."""
         return way_id(self.strategy, syncs_each=self.syncs_each)
 
 
 class Change(Record):
-    """A change that was planned: what is changed, to what, and how much faster than one card that runs the same tokens.
-
-    `batch_size`, `accumulation`: of all ranks, as in the config; `link`: by name.
-    """
+    """A planned change, and its speed against one card that runs the same tokens; sizes are of all ranks."""
 
     what: What
     batch_size: int
@@ -143,8 +133,7 @@ class Change(Record):
 
 
 class Pays(Record):
-    """What the cards bring against one. `saved_s`: time that the run takes less; `more_money`: what it costs more, in
-    the currency, of electricity or rent.
+    """What the cards bring against one. `more_money`: electricity or rent.
 
     `changes`: where they do not pay, what would help, with the first number that makes them pay, or the best tried.
     """
@@ -158,9 +147,8 @@ class Pays(Record):
 class ClusterPlan(PlanRecord):
     """The forecast of one config on several cards. `one_card`: the same run on one of them.
 
-    `ranks`: every way to share it that can run, the plainest first; `refused`: why others are not there. `chosen`: the
-    `id` of the way that is meant, None where none fits; `ways`: ids of those that the user's options leave, empty where
-    they leave all.
+    `ranks`: every way to share it that can run, the plainest first; `refused`: why others cannot. `chosen`: the `id` of
+    the meant way, None where none fits; `ways`: ids of those that the user's options leave, empty for all.
     """
 
     kind: Literal["pretraining"] = "pretraining"
@@ -187,7 +175,6 @@ class ClusterPlan(PlanRecord):
 
     @property
     def best(self) -> RankPlan | None:
-        """The way that is meant; None where none fits."""
         return next((rank for rank in self.ranks if rank.id == self.chosen), None)
 
     @property
@@ -201,7 +188,6 @@ class ClusterPlan(PlanRecord):
 
     @property
     def needs(self) -> RunMemory:
-        """Of the way that is meant, else of the one that needs least."""
         return (self.best or self.least).memory
 
     @property
@@ -228,10 +214,8 @@ class ClusterPlan(PlanRecord):
 
 
 def share(plan: Plan, cluster: Cluster, given: Collection[str] = ()) -> ClusterPlan:
-    """The plan of one card's run on several. `given`: options that the user set; of the ways that `strategy` and
-    `hold_gradients` leave, or of all, the quickest that fits is meant.
-
-    Raises UserError where the ranks cannot share a step equally, or in none of these ways.
+    """Share the plan of one card's run; the quickest that fits of the ways that options in `given` leave is meant.
+    Raises UserError where the ranks cannot share a step.
     """
     micro_batches = config_of_rank(plan.config, cluster.world).gradient_accumulation_steps
     known = sharings(cluster, micro_batches)
@@ -255,11 +239,9 @@ def share(plan: Plan, cluster: Cluster, given: Collection[str] = ()) -> ClusterP
 
 
 def of_run(plan: Plan, world: int, per_node: int) -> Plan:
-    """The plan of one device's run as that of one that ranks share: memory of the one with the most to hold, times of
-    all, over the links that such cards usually have. `plan.config` is the config of all.
+    """Return the plan of one device's run as ranks share it: the largest memory, times of all over the usual links.
 
-    Ranks on a CPU have no time, since nobody knows what they send each other there. Raises UserError where they cannot
-    share a step equally.
+    Ranks on a CPU have no time. Raises UserError where they cannot share a step equally.
     """
     per_node = per_node if world % per_node == 0 else world
     made = plan.model_copy(
@@ -325,8 +307,7 @@ def _is_meant(config: RunConfig, given: Collection[str], sharing: Sharing, micro
 
 
 def choose(ranks: tuple[RankPlan, ...], ways: Collection[str] = ()) -> RankPlan | None:
-    """The quickest that fits, of those about as quick the first; else of those that are tight. `ways`: ids of the only
-    ones that are meant; of one strategy also where it does not fit."""
+    """Return the quickest that fits (of equals the first), else of the tight ones; of `ways` alone, if given."""
     meant = [rank for rank in ranks if not ways or rank.id in ways]
     for verdict in ("fits", "tight", None, *(("may_not_fit", "does_not_fit") if of_one_strategy(ways) else ())):
         fitting = [rank for rank in meant if rank.verdict == verdict]
@@ -343,8 +324,7 @@ def choose(ranks: tuple[RankPlan, ...], ways: Collection[str] = ()) -> RankPlan 
 def rank_plan(
     whole: StepSpec, cluster: Cluster, sharing: Sharing, *, available_bytes: int | None, alone: Timing | None
 ) -> RankPlan:
-    """The row of one way to share a step. `whole`: the step of all ranks together, on one card; `alone`: its timing
-    there. Raises UserError where the ranks cannot share it equally."""
+    """Plan one way to share a step. `whole`: of all ranks, on one card; `alone`: its timing. Raises UserError."""
     spec = of_one_rank(whole, cluster, sharing)
     nccl = NcclMemory.of(cluster, sharing)
     time, timing = rank_timing(whole, cluster, sharing)
@@ -492,10 +472,7 @@ def _larger(config: RunConfig, world: int) -> Iterator[RunConfig]:
 
 
 def _planned(found: ClusterPlan, config: RunConfig, cluster: Cluster, what: What) -> Change | None:
-    """A change as it would be on these cards; None where nothing fits.
-
-    More accumulation takes no more memory, nor does a link; for a micro-batch the quickest are judged until one fits.
-    """
+    """Plan a change on these cards; None where nothing fits. Of micro-batches the quickest that fits."""
     one = found.one_card
     alone = one.timing.step_s if one.timing else None
     if what == "accumulation":  # against one card that runs as much
@@ -524,8 +501,7 @@ def _fits(one: Plan, spec: StepSpec, rank: RankPlan) -> bool:
 
 
 def traced(plan: ClusterPlan, settings: Settings, listen: Listener) -> ClusterPlan:
-    """The plan with exact memory for every strategy, and the choice that follows from it. Of several ranks it has the
-    one that needs most; where no trace can be made, the estimate stands and says why."""
+    """Return the plan with each strategy's exact memory, of the largest rank, and the choice; else the estimate."""
     one = plan.one_card
 
     def asked(rank: RankPlan) -> tuple[StepSpec, RunMemory]:

@@ -14,8 +14,7 @@ def bisect(fits: Fits, low: int, high: int) -> int:
 
 
 def search_outwards(fits: Fits, guess: int, top: int) -> int:
-    """Return the largest number that fits, 0 where not even 1 does: by growing strides from the guess until the answer
-    is between two numbers."""
+    """Return the largest number that fits, 0 where not even 1 does: by growing strides from the guess, then halves."""
     if fits(guess):
         low, stride = guess, max(1, guess // 8)
         while low < top:

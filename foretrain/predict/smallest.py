@@ -27,10 +27,7 @@ class Tried(Record):
 
 
 class SmallestCard(Record):
-    """Cards with the least memory on which a run fits, the fastest first; none where it fits on none.
-
-    `too_small`: one with the next less memory, on which it does not fit; None where it fits on the smallest.
-    """
+    """Cards with the least memory on which a run fits, the fastest first. `too_small`: with the next less memory."""
 
     fitting: tuple[Tried, ...]
     too_small: Tried | None
@@ -39,10 +36,9 @@ class SmallestCard(Record):
 def smallest_card(
     made: Forecast, cards: Iterable[Gpu], listen: Callable[[str], None] = lambda name: None
 ) -> SmallestCard:
-    """Return the cards with the least memory on which the run of a forecast fits. `listen` hears each card's name.
+    """Return the cards with the least memory on which the run of a forecast fits, as many of each. Raises UserError.
 
-    Sizes in GiB are halved, since a run that fits in some memory fits in more; of each size the fastest cards are
-    planned. Several cards stay as many, each of the kind that is tried. Raises UserError where no card can run it.
+    Sizes in GiB are halved; of each size the fastest cards are planned.
     """
     known = sorted((gpu for gpu in cards if gpu.memory_bytes), key=_size)
     sizes = [sorted(group, key=_speed, reverse=True) for _, group in groupby(known, key=_size)]

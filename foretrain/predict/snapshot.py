@@ -1,9 +1,8 @@
 """PyTorch's memory snapshots: read one, and what it asks of an allocator.
 
 The format is that of torch.cuda.memory._snapshot() (torch/csrc/cuda/memory_snapshot.cpp, torch/cuda/_memory_viz.py):
-`segments` as they are when it is taken, `device_traces` with the history since _record_memory_history, and
-`allocator_settings`. It comes as a pickle, which is read by an unpickler that knows plain values only, so nothing in it
-can run. Standard library only.
+`segments` as they are, `device_traces` with the history, and `allocator_settings`. It comes as a pickle, which is read
+by an unpickler that knows plain values only, so nothing in it can run.
 """
 
 import contextlib
@@ -27,11 +26,7 @@ SEGMENT_KINDS = {"segment_alloc": "alloc", "segment_free": "free", "segment_map"
 
 
 class Entry(NamedTuple):
-    """One action of the allocator; bytes are those asked for, not rounded. The address of an oom is 0.
-
-    alloc, free_requested, free_completed, segment_alloc, segment_free, segment_map, segment_unmap, oom or snapshot; one
-    that a newer PyTorch may add changes nothing here.
-    """
+    """One action of the allocator; bytes as asked for. The address of an oom is 0; unknown actions change nothing."""
 
     action: str
     address: int
@@ -64,10 +59,8 @@ class Recording:
 
 @dataclass(frozen=True)
 class Requests:
-    """What a recording asks of the allocator, and what of it could not be told.
-
-    `unknown_frees`: of allocations made before the recording began (or pushed out of its ring buffer); `unknown_live`:
-    blocks in use at the end that the history does not explain.
+    """What a recording asks of the allocator. `unknown_frees`: of allocations made before it; `unknown_live`: at the
+    end.
     """
 
     lifetimes: Lifetimes
@@ -85,7 +78,6 @@ def read(path: Path, device: int = 0) -> Recording:
 
 
 def parse(data: bytes, name: str = "snapshot", device: int = 0) -> Recording:
-    """Read the pickle's bytes; `name` begins the sentence of a ValueError."""
     return recording_of(unpickled(data, name), name, device)
 
 
@@ -173,9 +165,7 @@ def _settings(values: Mapping[str, Any], name: str) -> Settings:
 
 
 def requests_of(recording: Recording, *, more_bytes: int = 0) -> Requests:
-    """Return what a recording asks of the allocator. A block counts as free when PyTorch could use it again
-    (free_completed), which is after all streams have done with it. `more_bytes`: a last request.
-    """
+    """Return what a recording asks of the allocator, `more_bytes` at last. A block is free when streams are done."""
     completed = any(entry.action == "free_completed" for entry in recording.entries)
     free_actions = ("free", "free_completed" if completed else "free_requested")
     events: list[int] = []
@@ -250,9 +240,7 @@ class History:
             self._add("free_completed", **values)
 
     def driver(self) -> None:
-        """Take over what the allocator did by itself since the last time: frees that other streams held back, and what
-        it got from the driver and gave back.
-        """
+        """Take over what the allocator did by itself: frees that other streams held back, and the driver's segments."""
         for block, values in self._pending:
             if not block.other_streams:
                 self._add("free_completed", **values)
@@ -319,10 +307,7 @@ def snapshot_of(
     *,
     physical: bool = False,
 ) -> dict[str, Any]:
-    """Return lifetimes as a snapshot; the other arguments are those of `replay`.
-
-    `label` says what memory_viz shows of a storage, by its id. A limit that is hit ends the history with an oom.
-    """
+    """Return lifetimes as a snapshot, by `replay`'s arguments; a limit ends it with an oom. `label`: by id."""
     history: History | None = None
     addresses: dict[int, int] = {}
 

@@ -1,7 +1,4 @@
-"""What a version of torch runs a step with. No torch: a plan is made for any version, on any machine.
-
-Each property is a change of PyTorch, or of what nanoGPT asks it for, with where it is told.
-"""
+"""What a version of torch, installed or not, runs a step with; each property is a change of PyTorch. No torch."""
 
 import re
 from collections.abc import Iterator
@@ -84,9 +81,9 @@ class Software(NamedTuple):
 
     @property
     def seeds_each_graph(self) -> bool:
-        """Each recording of a CUDA graph has a generator's seed and offset of its own, on the default stream. Before,
-        all graphs of a process read those that the first one made on its stream (CUDAGeneratorImpl.cpp; seen on the
-        CUDA builds of 2.11, 2.12 and 2.13)."""
+        """Return whether each recording of a CUDA graph has a generator's seed and offset of its own, on the default
+        stream (CUDAGeneratorImpl.cpp; seen on the CUDA builds of 2.11, 2.12 and 2.13).
+        """
         return self >= (2, 12)
 
     def cublas_workspace_bytes(self, capability: tuple[int, int]) -> int:
@@ -126,6 +123,5 @@ def meant(torch_version: str) -> Iterator[None]:
 
 
 def of(torch_version: str) -> Software:
-    """The torch that a plan is for: the one that is asked for, else that of the environment that will train, else the
-    newest known."""
+    """Return the torch of a plan: the wanted one, else the training environment's, else the newest known."""
     return (torch_version and parse(torch_version)) or _meant.get() or installed() or ASSUMED

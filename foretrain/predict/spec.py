@@ -1,7 +1,4 @@
-"""What is predicted: one way to run a config's training step on a device. No torch.
-
-`StepSpec` is the question that memory, time, energy and traces answer. Whoever asks makes it once, with `StepSpec.of`.
-"""
+"""What is predicted: `StepSpec`, one way to run a config's training step on a device. No torch."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -50,10 +47,8 @@ class Variant:
 
 @dataclass(frozen=True)
 class StepSpec:
-    """One way to run a step: whose step, of which config, on what, in which dtype, compiled or not.
-
-    `config` is the one that this step runs: nanoGPT's has none of foretrain's own ways. `of` makes it so. `sharing`:
-    how several ranks share it, of which this is the one with the most to hold; None: there is one.
+    """One way to run a step. `config`: nanoGPT's has none of foretrain's own ways. `sharing`: of ranks, this the
+    largest.
     """
 
     config: RunConfig
@@ -74,8 +69,7 @@ class StepSpec:
         compiled: bool | None = None,
         sharing: Sharing | None = None,
     ) -> "StepSpec":
-        """The step of a config. Without `dtype` the one that the config and the device lead to; without `compiled` what
-        the config says; `sharing`: by how many ranks, and how."""
+        """Make the step of a config; `dtype` and `compiled` by default as the config and the device have it."""
         dtype = dtype or choose_dtype(config, gpu, step)[0]
         compiled = compiles(config, gpu) if compiled is None else compiled
         if step == "nanogpt":
@@ -88,8 +82,7 @@ class StepSpec:
     def of_rank(
         cls, config: RunConfig, gpu: Gpu, world: int, per_node: int, *, dtype: Dtype, compiled: bool
     ) -> "StepSpec":
-        """The step of one of `world` ranks, that share it as the config of all says. Raises UserError where they cannot
-        share it equally."""
+        """Make the step of one of `world` ranks, shared as the config of all says. Raises UserError."""
         sharing = Sharing.of(config, world, per_node)
         return cls.of(config_of_rank(config, world), gpu, dtype=dtype, compiled=compiled, sharing=sharing)
 
@@ -100,12 +93,10 @@ class StepSpec:
         return cls.of(config, gpu, step)
 
     def but(self, **options: Any) -> "StepSpec":
-        """The same with other values of the config's options."""
         return replace(self, config=self.config.model_copy(update=options))
 
     @property
     def torch(self) -> software.Software:
-        """What runs it."""
         return software.of(self.config.torch_version)
 
     @property
@@ -167,12 +158,10 @@ class StepSpec:
 
     @property
     def bmm_attention(self) -> bool:
-        """Whether the config asks for attention by batched matmuls."""
         return self.config.attention == "bmm" and self.config.recipe == "nanogpt"
 
     @property
     def matmul(self) -> MatmulMode:
-        """The arithmetic of matrix products."""
         return self.config.matmul
 
     @cached_property
@@ -189,8 +178,7 @@ class StepSpec:
 
 
 def compiles(config: RunConfig, gpu: Gpu) -> bool:
-    """Whether the step is compiled where nothing else is known: as the config says, on Apple GPUs and cards without
-    Triton never."""
+    """Return whether the step is compiled as the config says; on Apple GPUs and cards without Triton never."""
     return config.compile and gpu.kind != "mps" and gpu.has_triton
 
 
@@ -207,10 +195,9 @@ def choose_dtype(config: RunConfig, gpu: Gpu, step: StepName = "foretrain") -> t
 
 
 def letters_of(config: RunConfig, batch: int, block: int) -> dict[str, int]:
-    """The letters of the formulas that are sizes of the model and of its micro-batch.
+    """Return the letters of the formulas that are sizes of the model and of its micro-batch.
 
-    E is a head's width padded to a multiple of 8, A that of all heads; K heads of keys and values are read by G heads
-    of queries each. A family may add letters of its own.
+    E is a head's width padded to a multiple of 8, A that of all; K heads of keys are read by G of queries each.
     """
     shape = ModelShape.of(config)
     padded = -(-shape.head_dim // 8) * 8

@@ -1,7 +1,4 @@
-"""What is alive at each moment of a steady step, in the order in which it happens: from the ledger, or from a trace.
-
-The ledger's peaks are the highest of these moments; a trace's too, but for rounding to 512 bytes (its replay's).
-"""
+"""What is alive at each moment of a steady step, in the order in which it happens: from the ledger, or from a trace."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence

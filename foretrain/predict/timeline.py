@@ -1,7 +1,4 @@
-"""A timeline of allocations: what is alive at the peak of each phase, by component, with its formula.
-
-The ledgers write the lifetime of every tensor of a training step into it; nothing here knows about models.
-"""
+"""A timeline of allocations: what is alive at the peak of each phase, by component, with its formula."""
 
 import math
 from array import array
@@ -58,8 +55,7 @@ class Peak(NamedTuple):
 
 @dataclass
 class Part:
-    """A stretch of a passage. `alive`: how many more of each kind there are at its highest moment, `top_bytes` above
-    its beginning; `change`: the same at its end."""
+    """A stretch of a passage, and its kinds `alive` at its highest moment and after (`change`)."""
 
     events: list[int]
     first: int  # of its births
@@ -72,8 +68,7 @@ class Part:
 
 @dataclass
 class Passage:
-    """A pass with serial numbers of its own. `kinds`: (component, size) of each; `left`: births that live on. The first
-    `given` were there before it, which ends them."""
+    """A pass with serial numbers of its own. `left`: births that live on; it ends the first `given`, from before it."""
 
     parts: tuple[Part, ...]
     kinds: list[tuple[str, Size]]
@@ -188,7 +183,6 @@ class Timeline(Lifetimes):
 
     @property
     def peaks(self) -> dict[str, Peak]:
-        """The highest moment of each phase."""
         self._settle()
         return self._peaks
 
@@ -201,7 +195,6 @@ class Timeline(Lifetimes):
         self.moment = moment
 
     def alloc(self, component: str, size: Size) -> Tensor:
-        """A tensor comes to life."""
         kind, serial, nbytes = self._kind(component, size), len(self.sizes), size.nbytes
         kind.count += 1
         self.nbytes += nbytes
@@ -293,10 +286,9 @@ class Timeline(Lifetimes):
         return len(self.events), len(self.sizes)
 
     def repeat(self, since: tuple[int, int]) -> dict[int, Tensor] | None:
-        """All that happened since a `now()` once more, with tensors of its own; nothing of it is higher than before.
+        """Repeat all that happened since a `now()`, none of it higher; None, and nothing done, where sizes differ.
 
-        Returns what lives on of it, by serial, with its successor: the repetition frees the one as the first time freed
-        that one's predecessor. None, and nothing is done, where what is left differs in size from what was found.
+        Returns what lives on, by serial, with its successor, which the repetition takes for it.
         """
         events, first = self.events[since[0] :], since[1]
         found = sorted(~event for event in events if event < 0 and ~event < first)

@@ -14,11 +14,9 @@ NO_TIME = Range(low_s=0.0, expected_s=0.0, high_s=0.0)
 
 
 class Timing(Spending):
-    """Times of a run. `total_s` is None where the number of steps is not known, and of generating text: then energy
-    and money are those of one step.
+    """Times of a run. `total_s` None: the number of steps is unknown; energy and money are those of one step.
 
-    `mfu`: the share of the card's peak of what the model needs; `hfu`: of all that runs, recomputation included. None
-    where the peak is not known. `save_s`: one checkpoint; as many are counted as evaluations after the first step.
+    `mfu`: the share of the card's peak of what the model needs; `hfu`: of all that runs. `save_s`: one checkpoint.
     """
 
     source: TimingSource = "estimated"
@@ -41,5 +39,4 @@ class Timing(Spending):
 
     @property
     def length_s(self) -> Range:
-        """The whole run, or one step where its length is not known."""
         return self.total_s or self.step_s

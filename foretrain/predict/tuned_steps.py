@@ -1,8 +1,7 @@
 """Steps that `foretrain tune` timed, as references for plans of steps like them.
 
-A plan's sum of kernels is corrected by a whole step measured on the device. The nearer that step is to the one planned,
-the more of what the sum leaves out it has in common; so a tuned step is taken before the calibration's own small one,
-but only for a step that is carried out in the same way and whose sizes are all within a factor of two of its own.
+The nearer a measured step is, the better it corrects a sum of kernels: a tuned step comes before the calibration's
+where it is carried out in the same way and its sizes are within a factor of two.
 """
 
 import math

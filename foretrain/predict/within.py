@@ -1,8 +1,4 @@
-"""The inverse question: how many steps of a run fit in hours, kilowatt-hours, money or tokens.
-
-The answer is the largest number of steps whose whole run, as its forecast counts it, stays within the limit. It is
-searched by halving, since time, energy and money only grow with the steps.
-"""
+"""The inverse question: how many steps of a run fit in hours, kilowatt-hours, money or tokens, found by halving."""
 
 from collections.abc import Callable
 
@@ -27,11 +23,10 @@ TOO_SMALL_FINE_TUNING = {
 
 
 class Within(Record):
-    """What fits in a limit. `steps_cautious` counts with the high end of the forecast, `steps_optimistic` with the low
-    end. `tokens`: of `steps` full steps; `epochs`: None where the tokens of the data are not known.
+    """What fits in a limit, also by the forecast's high (`steps_cautious`) and low end. `tokens`: of `steps` full
+    steps.
 
-    `plan` is the run that was asked about with the steps that fit, and `changed` names the options that follow them;
-    `asked_steps`: as it was, where that is known.
+    `plan`: with the steps that fit; `changed`: options that follow them; `asked_steps`: before, where known.
     """
 
     limit: Limit
@@ -46,8 +41,7 @@ class Within(Record):
 
 
 def spent_of(total: Range, timing: Spending, limit: Limit, reading: Reading) -> float:
-    """Return how much of the limit's kind a run of this length and spending takes. Raises UserError where that is not
-    known."""
+    """Return how much of the limit's kind a run takes. Raises UserError where that is not known."""
     if limit.kind == "time":
         return getattr(total, f"{reading}_s")
     if limit.kind == "energy":
@@ -62,8 +56,7 @@ def spent_of(total: Range, timing: Spending, limit: Limit, reading: Reading) -> 
 
 
 def most_steps(limit: Limit, tokens_per_step: int, spent: Callable[[int], float]) -> int:
-    """Return the largest number of steps that stays within the limit, 0 where not even one does. `spent`: how much of
-    the limit's kind so many steps take."""
+    """Return the largest number of steps that stays within the limit, 0 where not even one does."""
     if limit.kind == "tokens":
         return min(MOST_STEPS, int(limit.amount) // tokens_per_step)
     return bisect(lambda steps: spent(steps) <= limit.amount, 0, MOST_STEPS + 1)

@@ -1,7 +1,6 @@
 """Axes of a picture: the marks with their texts at several densities, where a value stands, and how wide a text is.
 
-Linear axes have even steps that people count in (1, 2, 5; bytes by powers of two; time by minutes and hours).
-Logarithmic axes have a few digits of every power.
+Linear axes have even steps that people count in (1, 2, 5; powers of two); logarithmic ones digits of each power.
 """
 
 import math
@@ -31,11 +30,9 @@ CLOCK_UNITS_S = ((1.0, 60.0), (60.0, 3600.0), (3600.0, 86400.0), (86400.0, math.
 
 
 def ticks(format: str, low: float, high: float, *, log: bool = False, beyond: float = MARGIN) -> list[Density]:
-    """(value, text) from low to high and somewhat beyond, a list for each density, the densest first.
+    """Return (value, text) from low to high and `beyond`, a list for each density, the densest first.
 
-    `format`: see Quantity. `low`, `high`: the ends of the values; they may be equal. A logarithmic axis leaves out what
-    is not above 0. `beyond`: of its length the axis may be longer. In a level no two texts are equal; where that leaves
-    none, as the ends are too close to each other, the lower end alone is marked.
+    A logarithmic axis leaves out what is not above 0; in a level no two texts are equal.
     """
     if not (math.isfinite(low) and math.isfinite(high)):
         return []

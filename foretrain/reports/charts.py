@@ -1,8 +1,7 @@
 """Pictures as SVG, the same in a report, on the page, in the static site and in a notebook.
 
-A picture is drawn once for each of a few widths, of which a style sheet shows the one that fits (chart.css). Beside it
-goes what is said when somebody points to it (chart.js). Colours are CSS variables, so that dark and print need no
-other drawing; where there is no style sheet they are those of light paper.
+One is drawn for each of a few widths, of which chart.css shows one; chart.js says what is pointed to. Colours are CSS
+variables, for dark and print.
 """
 
 import math

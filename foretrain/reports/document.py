@@ -1,7 +1,4 @@
-"""What a report says, before it has a form: sections of paragraphs, tables and pictures, as ids and numbers.
-
-The views make Documents from records; `text` and `html` render them. Nothing here computes.
-"""
+"""What a report says, before it has a form: sections of paragraphs, tables and pictures, as ids and numbers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -51,10 +48,7 @@ class Paragraph:
 
 @dataclass(frozen=True)
 class Table:
-    """Column heads and rows; `numeric` columns are right-aligned. `tones` marks rows as in Paragraph.
-
-    `optional`: columns that a narrow terminal leaves out, the first of them first.
-    """
+    """Heads and rows; `numeric` columns are right-aligned, `optional` ones left out of narrow terminals."""
 
     columns: tuple[Cell, ...]
     rows: tuple[tuple[Cell, ...], ...]
@@ -193,10 +187,7 @@ class Cloud:
 
 @dataclass(frozen=True)
 class Scatter:
-    """Points on two axes, with lines through given places and bands (x, low, high), each with its label.
-
-    `note_label` heads the notes of the points in the table.
-    """
+    """Points on two axes, with lines and bands (x, low, high). `note_label` heads the points' notes in the table."""
 
     title: Message
     x: Axis
@@ -211,10 +202,7 @@ class Scatter:
 
 @dataclass(frozen=True)
 class Rank:
-    """One bar of `Ranks`, with the range of its value, what stands at its end and the tone that it has.
-
-    `colour`: a line's, in place of the tone's, where the bar is of something that a curve shows, too.
-    """
+    """One bar of `Ranks`, with the range of its value, what stands at its end, its tone, or a line's `colour`."""
 
     label: Cell
     value: float
@@ -282,8 +270,7 @@ class Document:
 class Row:
     """A named line of a `Screen`. `command`: words to be copied, on a line of their own behind the text.
 
-    `optional`: rows that a screen too long leaves out, the highest first; 0 always stays. `short`: the same in
-    one line, which such a screen takes before it leaves rows out.
+    `optional`: left out of a long screen, the highest first; 0 stays. `short`: the same in one line, before that.
     """
 
     label: Message

@@ -1,7 +1,6 @@
-"""A Document as one self-contained HTML file, which opens offline, prints and follows dark mode; and as the JSON of the
-page.
+"""A Document as one self-contained HTML file, which opens offline, prints and follows dark mode; and as the page's
+JSON.
 
-Pictures are SVG, and a script says what is pointed to; the numbers of each stand in a table beneath.
 Every text goes through `escape`, and what the script reads is JSON without a way out of its tag.
 """
 
@@ -77,8 +76,6 @@ def _text(text: str) -> str:
 
 
 class _Page:
-    """What is gathered while a document is written: its pictures, in order."""
-
     def __init__(self) -> None:
         self.pictures: list[dict[str, Any]] = []
         self._regions = count(1)

@@ -48,8 +48,7 @@ Tell = Callable[[tuple[UserError, ...]], None]
 
 @dataclass(frozen=True)
 class Asked:
-    """What a report is to be of. `sources`: as `compare` takes them; `options`: `--key=value` over the config of a plan
-    or a log. `listen`: hears how far a trace is."""
+    """What a report is of. `sources`: as `compare` takes them; `options`: `--key=value` over a config."""
 
     sources: Sequence[str]
     options: Sequence[str] = ()
@@ -83,7 +82,6 @@ def report(
 
 
 def default_target(sources: Sequence[str]) -> Path:
-    """Beside a run's own files; all else in this folder, by its name."""
     if len(sources) == 1 and Path(sources[0]).is_dir() and not is_tracked(Path(sources[0])):
         return Path(sources[0]) / "report.html"
     names = [take_apart(source).name for source in sources[:3]]
@@ -92,7 +90,6 @@ def default_target(sources: Sequence[str]) -> Path:
 
 
 def document(asked: Asked) -> tuple[str, Document]:
-    """(kind, document) of what was asked for. Raises UserError."""
     if not asked.sources:
         raise UserError("usage.report_nothing")
     one = take_apart(asked.sources[0])
@@ -152,7 +149,6 @@ def _no_config(asked: Asked, one: SourceRequest) -> None:
 
 
 def run(run: Path | RunDirectory, sample: str | None = None) -> Document:
-    """Of a run's directory, or one that is only looked at. Raises UserError."""
     directory = run if isinstance(run, RunDirectory) else RunDirectory(run)
     if source_of(directory.path) != "trainer":
         return run_view.report(run_report.gather(directory, sample))
@@ -161,7 +157,6 @@ def run(run: Path | RunDirectory, sample: str | None = None) -> Document:
 
 
 def _log(path: Path, words: Sequence[str], gpu: str, tell: Callable[[tuple[UserError, ...]], None]) -> Document:
-    """Of a log, a watched run, or one that a tracker keeps (+run= chooses one), with the words of its config."""
     explained = log_of(path, list(words) or None, gpu, tell=lambda note: tell((note,)))
     return log_view.document(explained.explanation, run_report.gather_log(path, explained))
 
@@ -193,7 +188,6 @@ def _of_plan(made: Plan, asked: Asked, tuning: Tuning | None) -> Document:
 
 
 def _tuning(path: Path) -> Tuning | None:
-    """What `foretrain tune --write` left beside the config; anything else there is not its business."""
     try:
         text = read_text(path)
         if json.loads(text).get("schema") == TUNING_SCHEMA:
@@ -204,7 +198,6 @@ def _tuning(path: Path) -> Tuning | None:
 
 
 def _comparison(asked: Asked) -> Document:
-    """Of several sources, as `foretrain compare` reads them."""
     made = compared(
         asked.sources, gpu=asked.cards.gpu, used_by_others=asked.cards.others, price=asked.price, tell=asked.tell,
         option="--used-by-others",

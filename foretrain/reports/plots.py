@@ -1,7 +1,6 @@
 """A drawing under way: elements of SVG, the rectangle that values are in, axes with their words, lines with labels.
 
-Colours are CSS variables, so that dark and print need no other drawing; where there is no style sheet they are those
-of light paper, and words have a contrast of four and a half to one against white, and against black.
+Colours are CSS variables; without a style sheet words have a contrast of 4.5 to one against white and black.
 """
 
 import math
@@ -30,7 +29,6 @@ Node = list[Any]  # an element: its tag, its attributes, its children, which are
 
 
 def node(tag: str, *children: Any, **attributes: Any) -> Node:
-    """An element. An attribute's name has _ for -; numbers are rounded, and what is None is left out."""
     named = {name.strip("_").replace("_", "-"): value for name, value in attributes.items() if value is not None}
     return [tag, {name: number(value) for name, value in named.items()}, *children]
 
@@ -92,8 +90,7 @@ class Plot:
         self.add("path", d=trail(pixels if whole else _spared(pixels)), **attributes)
 
     def axes(self, columns: Density, rows: Density, names: tuple[str, str] = ("", ""), *, inward: bool = False) -> None:
-        """The grid and the words of both axes. `inward`: words begin in the left half, and end in the right one, at
-        their place; else they stand in its middle."""
+        """Draw the grid and the words of both axes; `inward`: words begin in the left half and end in the right one."""
         low, right = self.height - self.bottom, self.width - self.right
         places = [self.px(value) for value, _ in columns]
         ends = [self.py(value) for value, _ in rows]
@@ -153,8 +150,7 @@ class Plot:
         self.add("path", d=path, stroke=ink, stroke_width=1.5)
 
     def names(self, names: Iterable[tuple[float, float, float, str]]) -> None:
-        """Of points (x, y, radius), beside them, or below where there is no room; those that would touch another are
-        left out."""
+        """Name points (x, y, radius) beside or below them; those that would touch another are left out."""
         taken: list[tuple[float, float, float, float]] = []
         for x, y, radius, text in names:
             wide, right = text_width(text), self.width - self.right

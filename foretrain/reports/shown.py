@@ -48,7 +48,6 @@ def register() -> None:
 
 
 def document_of(record: Record) -> Document:
-    """Return the document of a record that has one."""
     changes = (advised(record),) if isinstance(record, FineTunePlan | InferencePlan) else ()
     return import_module(f"foretrain.reports.views.{VIEWS[type(record).__name__]}").document(record, *changes)
 

@@ -1,7 +1,4 @@
-"""A Document in a terminal, with rich: tables, stacked bars, wrapped text. Plain when the output is not a terminal.
-
-Prose is at most PROSE_WIDTH columns wide, tables as wide as the terminal. No line ends in blanks.
-"""
+"""A Document in a terminal, with rich: tables, stacked bars, wrapped text. Plain when the output is not a terminal."""
 
 import shlex
 import textwrap

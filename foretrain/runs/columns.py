@@ -46,8 +46,7 @@ LOSSES = ("train_loss", "val_loss", "val_bpb")
 def column_of(role: str, columns: Mapping[str, int], chosen: Mapping[str, str] | None = None) -> str | None:
     """Return the column of this role: the chosen one, else the first of NAMES that exists.
 
-    `columns`: each with its number of values. Of losses the longest counts: the Trainer's mean over the whole run, a
-    single value, has a name that others give to a curve.
+    `columns`: each with its number of values; of losses the longest counts, as a mean may have the name of a curve.
     """
     if chosen and chosen.get(role) in columns:
         return chosen[role]
@@ -63,7 +62,6 @@ _RATES = ("train/learning_rate", "learning_rate", "lr")
 
 
 def log_of(tracked: Tracked, path: Path) -> TrainingLog:
-    """Raises UserError where it has no training loss."""
     columns = counts_of(tracked.rows)
     named = {role: column_of(role, columns) for role in ("step", "train_loss", "val_loss", "step_s", "tokens_per_s")}
     if named["step"] is None or named["train_loss"] is None:

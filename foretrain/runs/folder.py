@@ -1,7 +1,6 @@
-"""A run is a directory: config, environment, metrics and events as JSON lines, checkpoints, and one record. No torch.
+"""A run is a directory: config, environment, metrics and events as JSON lines, checkpoints, and run.json. No torch.
 
-`run.json` is the record (record.py), replaced as a whole. The training process holds `run.lock`, and the system frees
-it when that process ends, so "running" without a lock means a killed run.
+The training process holds `run.lock`, so "running" without a lock means a killed run.
 """
 
 import contextlib
@@ -120,9 +119,8 @@ class RunDirectory:
         self.write("config.toml", to_toml(config))
 
     def restore_removed(self) -> tuple[str, ...]:
-        """Restore write-once files and the lock that were removed under the run. Return their names.
-
-        A lock on a file without a name keeps nobody out, so a new file is locked. What cannot be written stays lost.
+        """Restore write-once files and the lock that were removed under the run; return the names of those that could
+        be.
         """
         lost = [name for name in (*self._kept, "run.lock") if not (self.path / name).exists()]
         with contextlib.suppress(OSError, Timeout):
@@ -232,10 +230,8 @@ class RunDirectory:
         self.append("events", {"at": now(), "id": id, "values": values})
 
     def read_lines(self, name: str, *, last_bytes: int = 0, whole: bool = True) -> list[dict[str, Any]]:
-        """Return the valid lines of metrics.jsonl or events.jsonl, or those within its last bytes.
-
-        `whole`: leave out lines of metrics.jsonl that lack a figure of foretrain's own runs; others have a kind and a
-        step.
+        """Return the valid lines of metrics.jsonl or events.jsonl, or those within its last bytes; `whole`: with all
+        figures.
         """
         path = self.path / f"{name}.jsonl"
         if not path.is_file():
@@ -293,10 +289,7 @@ def _is_free(path: Path) -> bool:
 
 
 def create(out_dir: str) -> RunDirectory:
-    """Make a fresh run directory and hold its lock: `out_dir`, or `out_dir-2`, … where that holds anything.
-
-    Nothing is ever overwritten. Raises UserError where no folder can be made.
-    """
+    """Make a fresh run directory (`out_dir`, or `out_dir-2`, …) and hold its lock. Raises UserError."""
     for path in _numbered(base_path(out_dir)):
         directory = RunDirectory(path)
         try:
@@ -315,9 +308,7 @@ def create(out_dir: str) -> RunDirectory:
 
 
 def newest_unfinished(out_dir: str, max_iters: int) -> RunDirectory | None:
-    """Return the last run under this name (or name-2, …) with steps to do, for `--resume auto`; a finished run has some
-    again after max_iters was raised.
-    """
+    """Return the last run of this name (or name-2, …) with steps to do before `max_iters`, for `--resume auto`."""
     for directory in _runs_of(out_dir):
         try:
             record = directory.read_record()

@@ -40,9 +40,8 @@ class MeasuredPhase(Record):
 
 
 class MeasuredMemory(Record):
-    """Measured memory of a run. `saved_bytes`: what autograd saved of a micro-batch.
-
-    `process_peak_bytes`: the host process's, to compare with `limit_bytes` (memory_limit) on a CPU.
+    """Measured memory. `saved_bytes`: what autograd saved of a micro-batch; `process_peak_bytes`: of the host's
+    process.
     """
 
     method: str
@@ -62,8 +61,7 @@ class MeasuredMemory(Record):
 class MachineLoad(Record):
     """Processor use by others while a run trains, as shares of all usable cores.
 
-    `threads`: as many as training wants. `stalls`: steps in which a thread waited long for its turn; `stalled_s`: their
-    loss.
+    `stalls`: steps in which a thread waited long for its turn; `stalled_s`: their loss.
     """
 
     cores: int
@@ -81,8 +79,7 @@ class MachineLoad(Record):
 class RankFigures(Record):
     """One rank's own measurements, as of the last evaluation.
 
-    `evaluated_s`: of its part of that, forward passes only, without waits for other ranks, except with FSDP, where
-    every pass waits. `step_s`: of its steps, in which the ranks wait for each other.
+    `evaluated_s`: of its part of that, forward passes only, without waits but with FSDP; `step_s`: with waits.
     """
 
     rank: int
@@ -106,8 +103,7 @@ class RunRecord(Record):
     """One run, trained by foretrain, watched by it, or a Trainer's with ForetrainCallback: see `source`.
 
     `reason`: what ended an unfinished run. Losses are mean nats per token; `val_loss` and `last_loss` are the last
-    ones, of evaluations and of training steps. `step_s` and `tokens_per_s` are medians without the first steps; None
-    where unknown. A source's own fields are in its class.
+    ones. `step_s` and `tokens_per_s` are medians without the first steps.
     """
 
     source: Source
@@ -144,10 +140,7 @@ class RunRecord(Record):
 
     @property
     def highest_bytes(self) -> int | None:
-        """Return the allocator's reserved peak on a GPU, the process's peak on a CPU.
-
-        The process's own peak counts besides its phases', since memory can be highest between two of them.
-        """
+        """Return the allocator's reserved peak on a GPU, the process's on a CPU, which may lie between two phases."""
         return self._highest(self.memory.phases)
 
     def _highest(self, parts: "tuple[MeasuredPhase | RankFigures, ...]") -> int | None:
@@ -198,7 +191,6 @@ class TrainedRun(RunRecord):
 
     @property
     def per_node(self) -> int:
-        """Return the ranks of the first one's machine; all, where they have not told where they are."""
         return sum(rank.host == self.ranks[0].host for rank in self.ranks) or self.world
 
     @property
@@ -209,9 +201,8 @@ class TrainedRun(RunRecord):
 class WatchedCard(Record):
     """One card over the run. `ours`: held by the command's processes; `others`: the rest that was in use.
 
-    `by`: how these were told apart: NVML's list of processes, or else what was in use beyond the level before the
-    command began. `reasons`: the share of the samples with work on the card in which NVML named each reason for a lower
-    clock. Clock, power and utilisation are means over those samples.
+    `by`: NVML's list of processes, or the level before the command began. `reasons`: the share of busy samples in which
+    NVML named each reason for a lower clock. Clock, power and utilisation are means over busy samples.
     """
 
     index: int
@@ -236,10 +227,8 @@ class WatchedCard(Record):
 class WatchedRun(RunRecord):
     """A command that `foretrain watch` measured. `exit_code` is the command's, 128 + signal where a signal ended it.
 
-    `config` is there where the command names one that can be read as data, as nanoGPT's does. `steps_done`: counted in
-    its output; `last_step`: the number of the last one. `cpu_s`, `rss_peak_bytes`: of the command and its descendants;
-    shared pages count for each. `sampling_s`: time spent on samples; `nvml_problem`: the last thing that NVML did not
-    answer.
+    `steps_done`: counted in its output; `last_step`: the number of the last one. `cpu_s`, `rss_peak_bytes`: of the
+    command and its descendants; shared pages count for each. `sampling_s`: time spent on samples.
     """
 
     source: Source = "watched"
@@ -278,11 +267,10 @@ class WatchedRun(RunRecord):
 
 
 class TrainerRun(RunRecord):
-    """A run of a Trainer with ForetrainCallback.
+    """A run of a Trainer with ForetrainCallback, of `cards` processes on devices of `kind`.
 
-    `kind`: of its device. `settings`: the options as the forecast has them, and the learning rate; `seq_len`: the
-    longest batch; `cards`: how many processes train. `step_s` is without the first step of each start, `tokens_per_s`
-    of the same steps with padding; `first_step_s`: of the first step.
+    `seq_len`: the longest batch. `step_s` is without the first step of each start (`first_step_s`), `tokens_per_s`
+    counts padding.
     """
 
     source: Source = "trainer"

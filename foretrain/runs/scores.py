@@ -12,8 +12,7 @@ SCHEMA = "foretrain.scores/1"
 class TextScore(Record):
     """How well a text was predicted. `loss`: nats per token over `tokens`; `bits_per_byte`: over `size_bytes` of UTF-8.
 
-    `standard_error`: of bits_per_byte, from the differences of windows; None of a single one. Each token has at least
-    `context_tokens - stride_tokens` tokens before it, except in the first window. `whole`: all of it was scored.
+    `standard_error`: of bits_per_byte, from the differences of windows. `whole`: all of it was scored.
     """
 
     text: str
@@ -38,11 +37,7 @@ class TextScore(Record):
 
 
 class TaskScore(Record):
-    """One metric of one of lm-eval's tasks, as it names it. `shots`: examples before each question.
-
-    `documents` of `documents_in_all` were asked. `through`: what lm-eval ran: the "model" of a run, or a "folder" of
-    Hugging Face's.
-    """
+    """One metric of an lm-eval task. `shots`: examples before each question. `through`: a "model" or a "folder"."""
 
     task: str
     metric: str
@@ -75,9 +70,7 @@ class Scores(Record):
     tasks: tuple[TaskScore, ...] = ()
 
     def with_more(self, more: Scores) -> Scores:
-        """Add more of the same checkpoint; repeated measurements are replaced. Where the weights are others, as after a
-        resume that repeated the step, only `more` stay.
-        """
+        """Add more of the same checkpoint; repeated measurements are replaced, and all where the weights are others."""
         if more.weights_sha256 != self.weights_sha256:
             return more
         texts = {score.key: score for score in (*self.texts, *more.texts)}
@@ -86,8 +79,8 @@ class Scores(Record):
 
 
 class Evaluation(Record):
-    """Result of one `foretrain eval`. `checkpoint`, `step`: None of a Hugging Face folder. `kept_in`: the file beside
-    the run; None where nothing is stored. `skipped`: newer checkpoints that are damaged, and why.
+    """Result of one `foretrain eval`. `skipped`: newer damaged checkpoints, and why. `kept_in`: the file beside the
+    run.
     """
 
     source: str

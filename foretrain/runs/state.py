@@ -75,10 +75,7 @@ def changed(
     tags: Iterable[str] = (),
     without: Iterable[str] = (),
 ) -> Label:
-    """Return the label with these changes; None leaves as it is, "" removes.
-
-    Raises UserError where something is too long, or there are too many tags.
-    """
+    """Return the label with these changes; None leaves as it is, "" removes. Raises UserError."""
     if name is not None and len(name.strip()) > MOST_NAME:
         raise UserError("usage.label_name", length=len(name.strip()), most=MOST_NAME)
     if note is not None and len(note.strip()) > MOST_NOTE:
@@ -109,8 +106,8 @@ Phase = Literal["starting", "compiling", "training", "evaluating", "saving", "ru
 class Now(Record):
     """A run at one moment. `running`: of a program that reports no more.
 
-    `since_s`: Unix time at which the phase began; `process_began_s`: the process's start, since process numbers are
-    reused; `numbers`: where these numbers are valid, a boot of a kernel and a container on it.
+    `since_s`: Unix time at which the phase began; `process_began_s`: identifies a reused `pid`; `numbers`: where pids
+    are valid: a boot and a container.
     """
 
     phase: Phase

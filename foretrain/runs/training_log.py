@@ -81,10 +81,9 @@ _ALL_HEADERS = _HEADERS + tuple(dict.fromkeys(header for format in FORMATS.value
 class LogHeader(Record):
     """The log's figures of its run; None where absent. `n_params_millions` is nanoGPT's two decimals.
 
-    `settings`: the config file and the options that nanoGPT prints, the later ones over the earlier. Memory peaks are
-    the highest printed: held by tensors (allocated), in use at once (active), held by the allocator (reserved), in use
-    on the card by all (device). `run_s`: the whole training, with evaluations, of `run_steps`. `read_as`: the
-    interpretation of an unknown program's log.
+    `settings`: the config file and options that nanoGPT prints. Memory peaks are the highest printed: held by tensors
+    (allocated), in use at once (active), held by the allocator (reserved), in use on the card by all (device). `run_s`:
+    the whole training, of `run_steps`.
     """
 
     tokens_per_step: int | None = None
@@ -109,9 +108,7 @@ class LogHeader(Record):
 
 
 class Evaluation(Record):
-    """One evaluation, at `step` or after it. `val_loss`: nats per token, of nanochat bits per byte; None: not
-    finite.
-    """
+    """One evaluation, at `step` or after it. `val_loss`: nats per token (nanochat: bits per byte); None: not finite."""
 
     step: int
     val_loss: float | None
@@ -119,10 +116,7 @@ class Evaluation(Record):
 
 @dataclass
 class Steps:
-    """The steps as columns, a few bytes each. NaN: not printed, or impossible. `starts`: of each segment.
-
-    `lost`: 1 where a printed loss is not a number.
-    """
+    """The steps as columns. NaN: not printed, or impossible; `lost`: 1 where a loss is not a number."""
 
     number: "array[int]" = field(default_factory=lambda: array("q"))
     time_s: "array[float]" = field(default_factory=lambda: array("d"))
@@ -145,10 +139,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class TrainingLog:
-    """A log that was read. `bad_times`: steps whose time is impossible; `uncounted`: steps beyond MAX_STEPS.
-
-    `unnumbered`: the log has no step numbers, and its lines were counted.
-    """
+    """A log that was read. `bad_times`: steps whose time is impossible; `uncounted`: steps beyond MAX_STEPS."""
 
     program: LogFormat
     header: LogHeader
@@ -446,7 +437,6 @@ def _lines(stream: BinaryIO) -> Iterator[str]:
 
 
 def read_log(path: Path) -> TrainingLog:
-    """Read the log in a file. Raises UserError for what is missing, unreadable or no log."""
     try:
         if path.is_dir():
             raise UserError("data.log_unreadable", path=str(path), reason="it is a folder")
@@ -458,7 +448,6 @@ def read_log(path: Path) -> TrainingLog:
 
 
 def read_stream(stream: BinaryIO, name: str) -> TrainingLog:
-    """Read a log from a pipe. Raises UserError for what is not one, or has no end."""
     try:
         return parse_log(_lines(stream), name)
     except OSError as error:

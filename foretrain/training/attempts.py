@@ -1,13 +1,12 @@
 """Attempted steps and evaluations: what memory or the compiler refuses is undone and repeated another way.
 
-Out of memory. Until the last backward pass only gradients and dropout's generator have changed, so the step can be
-repeated with a smaller micro-batch: the same rows in the same order, cut differently. From the optimizer on weights may
-have changed, so a failure there ends the run. An exception's frames hold every activation and must be gone before
-memory is freed, so nothing is done inside an `except` block.
+Out of memory: until the last backward pass only gradients and dropout's generator have changed, so the step can be
+repeated with a smaller micro-batch. From the optimizer on a failure ends the run. An exception's frames hold every
+activation, so nothing is done inside an `except` block.
 
-Not compiled. Each size is compiled at its first call, its backward half at the first backward pass, so it may fail in
-the middle of a step: for want of memory, of shared memory on the card (Triton's OutOfResources), of a working compiler,
-of disk space. The model then trains uncompiled: slower, and the same to rounding.
+Not compiled: each size is compiled at its first call, its backward half at the first backward pass, so it may fail in
+the middle of a step, for want of memory, shared memory on the card, a compiler or disk space. The model then trains
+uncompiled.
 """
 
 import contextlib
@@ -124,9 +123,8 @@ def attempt(
 ) -> StepResult | Failure | NotCompiled:  # fmt: skip
     """Do one optimizer step, or return why not: after all but 'optimizer' and 'sent' everything is as before it.
 
-    'micro_step', 'optimizer': where memory ran out. 'sent': in a micro-step of which other ranks have gradients, or for
-    which they wait. 'stopped': by `stopping`, between two micro-steps. `failed` gets the out-of-memory exception, which
-    it must not hold, and the number of begun micro-steps.
+    'micro_step', 'optimizer': where memory ran out. 'sent': in a micro-step of which other ranks have gradients.
+    `failed` gets the out-of-memory exception, which it must not hold, and the number of begun micro-steps.
     """
     generators, watched = Generators.now(state.device), _Watched(batches, stopping)
     outcome: Failure | NotCompiled = "micro_step"
@@ -171,11 +169,7 @@ def go_eager(state: TrainState) -> None:
 
 
 def remove_frame_hook() -> None:
-    """Remove Dynamo's hook from the interpreter, where a failed compiler leaves it.
-
-    Neither torch._dynamo.reset nor set_eval_frame(None) does. With a hook (PEP 523) Python inlines no calls: a caller
-    holds its arguments until the call returns, so that a step takes more memory than planned.
-    """
+    """Remove Dynamo's hook (PEP 523), which a failed compiler leaves: with it a step takes more memory than planned."""
     with contextlib.suppress(AttributeError):  # another Python, without this interface
         python = ctypes.pythonapi
         python.PyInterpreterState_Get.restype = ctypes.c_void_p
@@ -195,7 +189,7 @@ def sum_of_losses(
 ) -> Sum:
     """Return (losses in nats per token, summed by their weights; the sum of these), or None with the reason.
 
-    `measure` is entered around the first two batches, which a stop does not interrupt. `failed` is as in `attempt`.
+    `measure` is entered around the first two batches.
     """
     try:
         return _sum(batches, loss_of, batch_size, measure, stopping)

@@ -1,10 +1,7 @@
 """Checkpoints: a directory of safetensors and JSON with a manifest of SHA-256 digests. Never pickle.
 
-A checkpoint is staged beside its place, synced, and renamed, so it is there as a whole or not at all. Loading verifies
-every checksum first and falls back to the one before. Only complete checkpoints count in retention.
-
-Each rank writes its rows in files of its own; the first collects all checksums, writes the manifest and renames. Any
-number of ranks reads what any other number has written.
+A checkpoint is staged beside its place, synced, and renamed. Loading verifies every checksum and falls back to the one
+before. Each rank writes its rows; any number of ranks reads what any other number has written.
 """
 
 import contextlib
@@ -41,9 +38,8 @@ MOST_RANKS = 10_000  # whose manifest can still be read (base/files.py)
 class Progress(Record):
     """Where a run stands. `evaluated`: the evaluation of `step` is already in the metrics.
 
-    `skipped`: recent steps that were not finite; `overflows`: float16's in a row. `last_spike`: the last reported loss
-    spike. `dropout_by_number`: dropout's seed is the number of the micro-batch (training/ranks.py), as with several
-    ranks; else the generators run on.
+    `skipped`: recent steps that were not finite; `overflows`: float16's in a row. `dropout_by_number`: dropout's seed
+    is the number of the micro-batch (training/ranks.py), as with several ranks.
     """
 
     step: int
@@ -122,10 +118,8 @@ def save(folder: Path, state: TrainState, progress: Progress, peers: Peers = ALO
 
 
 def commit(folder: Path, snapshot: Snapshot, progress: Progress, peers: Peers = ALONE) -> Path:
-    """Write a checkpoint, whole or not at all. Every rank calls it, and all raise the same.
-
-    Raises UserError 'disk.full', 'disk.limit', 'environment.cannot_write', and 'diverged.weights' where a number is not
-    finite; of several ranks also 'environment.not_shared'. torch's RuntimeError, where one of them is gone.
+    """Write a checkpoint, whole or not at all. Every rank calls it, and all raise the same: UserError 'disk.…',
+    'environment.…', 'diverged.weights', or torch's RuntimeError where a rank is gone.
     """
     final = path_of(folder, progress.step)
     staging = folder / f".staging-{final.name}"
@@ -217,10 +211,7 @@ def _remove(path: Path) -> None:
 def retain(
     folder: Path, keep: int, best_step: int | None, verified: Set[int] = frozenset(), peers: Peers = ALONE
 ) -> set[int]:
-    """Keep the newest `keep` intact checkpoints, and the best one; remove what is older. Return the intact steps.
-
-    `verified`: steps known to be intact; the others are read, by several ranks together.
-    """
+    """Keep the newest `keep` intact checkpoints, and the best; return the intact steps. `verified`: known."""
     right: set[int] = set()
     older: list[int] = []
     steps, known = peers.agree(lambda: [steps_in(folder), sorted(verified)])[0]  # all follow the first one
@@ -254,9 +245,7 @@ def sweep(folder: Path) -> None:
 
 
 def problem_of(path: Path, peers: Peers = ALONE) -> str | None:
-    """Return why a checkpoint cannot be trusted; None where every checksum is right. Several ranks share the
-    reading.
-    """
+    """Return why a checkpoint cannot be trusted; None where every checksum is right. Ranks share the reading."""
     return next((each for each in peers.agree(lambda: _problem_of(path, peers)) if each), None)
 
 
@@ -326,8 +315,7 @@ def read_progress(path: Path) -> Progress:
 def newest_valid(folder: Path, peers: Peers = ALONE) -> tuple[Path | None, tuple[tuple[str, str], ...]]:
     """Return the newest intact checkpoint, and the damaged newer ones.
 
-    Raises UserError when there are checkpoints and none is intact: a run never silently starts over; and
-    'environment.not_shared' where one rank does not see the same ones.
+    Raises UserError when there are checkpoints and none is intact: a run never silently starts over.
     """
     skipped: list[tuple[str, str]] = []
     for step in reversed(_seen_by_all(folder, peers)):
@@ -404,8 +392,7 @@ def load(
 ) -> Loaded | None:
     """Put the newest intact checkpoint into `state`: weights, moments, scaler and RNG. None when there is none.
 
-    `compatible` may raise where it belongs to other data or another config. Every rank calls it, and all raise the
-    same.
+    `compatible` may raise. Every rank calls it, and all raise the same.
     """
     path, skipped = newest_valid(folder, peers)
     if path is None:

@@ -1,7 +1,6 @@
 """Processor use by other programs while a run trains, and its cost to the run.
 
-Others use the busy time of this process's cores (steal by other virtual machines included) less its own. Where the
-system does not count that, its load average is a rough stand-in.
+It is the busy time of this process's cores less its own; where nothing counts that, the load average.
 """
 
 import os
@@ -74,9 +73,8 @@ class Clock:
 class Contention:
     """Watches one process's run, on as many `threads` as it wants, from `since` on.
 
-    `gives_way`: others use the cores, so threads that wait for each other sleep (cpu_threads.py). Beside programs that
-    take whole cores, steps are many times shorter that way; beside lighter ones, longer. So both are tried, and the
-    faster one stays.
+    `gives_way`: threads that wait for each other sleep (cpu_threads.py). Beside programs that take whole cores that is
+    many times faster, beside lighter ones slower; both are tried.
     """
 
     def __init__(self, threads: int, *, clock: Clock | None = None, since: Reading | None = None) -> None:

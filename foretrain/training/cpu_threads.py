@@ -1,12 +1,8 @@
-"""The threads of a run on a CPU: how many, and how they wait for each other, spinning or asleep.
+"""The threads of a run on a CPU: how many (a resumed run keeps its number, for the same sums), spinning or asleep.
 
-Sums over another number of threads round differently, so a resumed run keeps its number.
-
-Spinning is fastest while each thread has a core of its own. Beside other programs, a spinning thread keeps the core
-that the thread it waits for needs: with two busy programs on two cores the demo's step of 35 ms took 2.2 s, and 70 ms
-where its threads slept. GNU OpenMP, which PyTorch's Linux wheels use, spins for milliseconds, but hardly at all while
-it has more threads than there are cores (GOMP_SPINCOUNT in its manual). So a few idle threads let a run's threads
-sleep, and their end lets them spin again.
+Spinning is fastest while each thread has a core of its own: with two busy programs on two cores the demo's step of 35
+ms took 2.2 s, and 70 ms where its threads slept. GNU OpenMP hardly spins while it has more threads than there are cores
+(GOMP_SPINCOUNT in its manual), so a few idle threads let a run's threads sleep.
 """
 
 import math
@@ -85,10 +81,8 @@ def _stay(ready: threading.Event, end: threading.Event) -> None:
 
 
 def set_threads(config: RunConfig, before: int | None) -> int:
-    """Set and return the number of threads that PyTorch computes with. `before`: the run's until it stopped.
-
-    The config's own number comes first. Where fewer cores are left than threads, as many as cores: threads that wait
-    for a core hold up all others.
+    """Set and return the number of threads that PyTorch computes with: the config's, `before`'s, or fewer where cores
+    lack.
     """
     count = config.cpu_threads or (min(before, usable_cores()) if before else torch.get_num_threads())
     torch.set_num_threads(count)

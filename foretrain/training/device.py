@@ -37,10 +37,8 @@ def keep_memory() -> bool:
 
 
 def give_back() -> None:
-    """Return freed memory to the system, now.
-
-    A calibration before the training frees gigabytes, which `keep_memory` would keep, and which would count in the
-    training's process peak.
+    """Return freed memory to the system, now: `keep_memory` would count a calibration's gigabytes in the process's
+    peak.
     """
     if not sys.platform.startswith("linux"):
         return

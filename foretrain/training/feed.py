@@ -1,7 +1,6 @@
 """Batches read ahead by a thread, with the time that a step waits for them.
 
-The thread reads rows of ids, verifies them and makes batches, for a card in page-locked memory. The order is a function
-of (seed, step). When a step is undone and cut differently, reading begins again at that step.
+The order is a function of (seed, step); when a step is undone and cut differently, reading begins again there.
 """
 
 import queue

@@ -1,13 +1,11 @@
 """`memory_limit`: a cap of PyTorch's allocator on a GPU, a watch on a CPU.
 
-The limit is for the process as nvidia-smi shows it. So the allocator's cap is the limit less the CUDA context and
-loaded kernels: what `foretrain calibrate` measured on this card or what NVML reports of this process now, whichever is
-more, and 64 MiB for kernels loaded later; without either, the published figure of similar cards. On an Apple GPU the
-allocator counts what Metal gave to the whole process, so its cap is the limit.
+The limit is for the process as nvidia-smi shows it: the allocator's cap is the limit less the CUDA context and loaded
+kernels (calibrated, or by NVML, whichever is more, and 64 MiB for later ones; else published). On an Apple GPU the cap
+is the limit.
 
 A CPU's allocator has no cap, and an address-space limit would also count reserved pages: so the process's peak (VmHWM)
-is compared with the limit at each logged step. When the machine runs out of memory Linux kills a process without a
-message: `HostGuard` ends a run on a CPU shortly before, with its sentence and its record.
+is compared at each logged step. `HostGuard` ends a run shortly before Linux would kill it without a message.
 """
 
 import threading
@@ -88,9 +86,8 @@ class Watch:
 class HostGuard:
     """A thread that sees the machine's memory, or its container's, run out, and reports it before the kernel kills.
 
-    A limit on requests (RLIMIT_DATA) would be simpler, but oneDNN waits for ever where one of its requests fails.
-    `ends` is called once, from the thread, with (this process's bytes, free, total); it must end the process, which
-    holds at least half.
+    oneDNN waits forever where a request fails, which rules RLIMIT_DATA out. `ends` is called once, with (this process's
+    bytes, free, total), and must end the process.
     """
 
     SPARE_BYTES, SPARE_SHARE, LARGE_SHARE, EVERY_S = 512 * MIB, 0.03, 0.5, 0.2

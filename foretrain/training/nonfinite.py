@@ -1,7 +1,6 @@
 """Steps that are not finite: read late, judged once, and by `on_nonfinite` the end of the run or skipped.
 
-The update of such a step is never made (model/update.py). With `stop`, no later one is either until the host has read
-the step's numbers, so the state is then still that from before the step.
+Such an update is never made (model/update.py), and with `stop` no later one until the host has read the numbers.
 """
 
 import contextlib
@@ -31,9 +30,8 @@ SCHEMA = "foretrain.nonfinite/1"
 
 
 class Culprit(Record):
-    """The first tensor that is not finite. `kind`: weight, moment, activation, its_loss, gradient, sum; no_memory or
-    failed where the step could not be repeated. `not_a_number`, `infinite`: how many of its `numbers` are; `micro`: its
-    micro-step, if any.
+    """The first tensor that is not finite; `kind`: no_memory or failed where the step could not be repeated.
+    `not_a_number`, `infinite`: how many of its `numbers` are.
     """
 
     kind: str
@@ -45,10 +43,7 @@ class Culprit(Record):
 
 
 class FailureReport(Record):
-    """One step that was not finite. `loss`, `grad_norm`: as texts, since JSON has no nan.
-
-    `rows`: first tokens of its rows in the training split, in order; `block_size` tokens of each were inputs.
-    """
+    """One step that was not finite. `loss`, `grad_norm`: texts, since JSON has no nan; `rows`: their first tokens."""
 
     step: int
     loss: str
@@ -93,10 +88,7 @@ class _Search:
 
 
 def first_not_finite(state: TrainState, batches: Iterable[Batch], generators: Generators) -> Culprit | None:
-    """Repeat a step's micro-batches, uncompiled and without an update; None where all is finite.
-
-    Leaves weights, moments and the generators as they are, and no gradients.
-    """
+    """Repeat a step's micro-batches, uncompiled and without an update; None where all is finite."""
     now, search = Generators.now(state.device), _Search()
     for name, parameter in state.trained.named_parameters():
         search.look("weight", name, parameter)
@@ -219,9 +211,7 @@ class Reading:
 
 
 class Guard:
-    """Judges the steps of a run. `saved`: waits for the save under way, so that it counts as safe. `ranks`: all judge
-    the same numbers, and share the first report that found something.
-    """
+    """Judges the steps of a run; all `ranks` judge the same. `saved`: waits for the save under way."""
 
     def __init__(
         self, directory: RunDirectory, info: DatasetInfo, note: Callable[..., None],
@@ -242,9 +232,8 @@ class Guard:
         self, state: TrainState, progress: Progress, step: int, numbers: tuple[float, float, bool],
         again: Callable[[int], Iterable[Batch]],
     ) -> tuple[bool, Progress]:  # fmt: skip
-        """Return (whether the step counts, the progress with it). Raises UserError 'diverged.…'.
-
-        `again`: the micro-batches of a step, to look into it.
+        """Return (whether the step counts, the progress with it). Raises UserError 'diverged.…'. `again`: its
+        micro-batches.
         """
         loss, norm, held = numbers
         if not held and math.isfinite(loss):

@@ -18,8 +18,8 @@ _PORTS = 20_000, 20_000  # the first, and how many, from which a Slurm job takes
 
 @dataclass(frozen=True)
 class Place:
-    """A process among those of a run: `local_rank` of `local_world` on its machine; the ranks meet at `address`:`port`.
-    `agent`: the launcher listens there already. `attempt`: the number of restarts.
+    """A process among those of a run; the ranks meet at `address`:`port`, where with `agent` the launcher listens
+    already.
     """
 
     rank: int = 0

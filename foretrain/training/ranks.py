@@ -1,11 +1,9 @@
 """One rank's view of a run: how ranks meet, agree, hear of an ended one, and part.
 
-They agree through the store where they meet (torch.distributed's TCPStore), as JSON: each sends a word, the first
-decides, all hear it. So nothing comes between a step's collectives, and a silent rank is known by its name. Every wait
+They agree through torch.distributed's TCPStore, as JSON: each sends a word, the first decides, all hear it. Every wait
 has an end: `collective_timeout`, or the end of another rank.
 
-A rank that ends with an error leaves its last word in the store. A thread of each rank looks there once per second, as
-a rank in a collective hears nothing; where the rank does not come out by itself, the thread ends it.
+A rank that ends with an error leaves its last word in the store, where a thread of each rank looks once per second.
 """
 
 import json
@@ -71,10 +69,7 @@ class Ranks:
         return self.place.first
 
     def agree(self, word: Any, decide: Callable[[list[Any]], Any], *, patient: bool = False) -> Any:
-        """Return the first rank's decision about the words of all, in the order of ranks; all of it JSON.
-
-        `patient`: the wait ends only with another rank, as while the first one reads data.
-        """
+        """Return the first rank's decision about the words of all, as JSON; `patient`: wait until another rank ends."""
         return decide([word])
 
     def sums(self, numbers: Sequence[float], device: torch.device) -> list[float]:
@@ -98,8 +93,7 @@ class Ranks:
 class Group(Ranks):
     """One of several ranks. A context manager: at its end they part, each with its error.
 
-    `timeout_s`: how long they wait for each other. `ends`: called on the first rank where another one has ended and it
-    does not come out of a collective by itself; it must end the process.
+    `timeout_s`: how long they wait. `ends`: called on the first rank where a collective hangs; it must end the process.
     """
 
     def __init__(self, place: Place, timeout_s: float) -> None:
@@ -291,10 +285,7 @@ def meet(place: Place, timeout_s: float) -> Store:
 
 
 def greet(ranks: Ranks, word: dict[str, Any]) -> dict[str, Any]:
-    """Exchange what the ranks are. Raises UserError where they do not fit together.
-
-    A word has `host`, `card` (its name), `uuid` ('' for a CPU), and texts under `same` that have to be the same.
-    """
+    """Exchange what the ranks are. Raises UserError where texts under `same` or cards do not fit together."""
     return cast("dict[str, Any]", ranks.agree(word, _fitting))
 
 
@@ -496,10 +487,7 @@ def seed_of(seed: int, step: int, micro_batch: int) -> int:
 
 
 def seeded(batches: Iterable[Batch], seed: int, step: int, rank: int = 0, world: int = 1) -> Iterator[Batch]:
-    """Seed this process's generators before each micro-batch of a rank by its number in the whole step.
-
-    Dropout then draws the same masks for the same rows on any number of ranks, `world` apart as data/batches.py deals.
-    """
+    """Seed this process's generators before each micro-batch by its number in the whole step, for dropout's masks."""
     for number, batch in enumerate(batches):
         torch.manual_seed(seed_of(seed, step, rank + number * world))
         yield batch

@@ -1,11 +1,8 @@
 """Saving beside the training: the loop copies the state to host memory, a thread writes it.
 
 At most one save is under way. Where the host has no room for a copy, and at the end of a run, the loop writes the state
-itself. A save that the disk or memory refuses leaves the earlier checkpoints as they are: the run reports it,
-continues, and tries again at the next one. Three in a row end the run, and so does a failed last save.
-
-Each rank copies and writes its own. All ranks agree on a failure, and end in the same call: at the next save, as they
-hear of this one at different steps.
+itself. A refused save leaves the earlier checkpoints; three in a row end the run, and so does a failed last save. All
+ranks agree on a failure at the next save.
 """
 
 import contextlib
@@ -33,10 +30,7 @@ _PASSING = ("disk.full", "disk.limit", "environment.cannot_write")  # may be ove
 
 
 class Saver:
-    """Saves the checkpoints of a run. A context manager: its end waits for the save under way.
-
-    `limit_bytes`: for the process where it trains on a CPU. `blocked_s`: how long saving held up the loop.
-    """
+    """Saves the checkpoints of a run, and waits for the last at its end. `blocked_s`: how long the loop was held up."""
 
     def __init__(
         self, folder: Path, keep: int, note: Callable[..., None], limit_bytes: int | None = None, peers: Peers = ALONE
@@ -53,8 +47,8 @@ class Saver:
         self._failures = 0
 
     def save(self, state: TrainState, progress: Progress, *, wait: bool) -> None:
-        """Save this state, now or in the background. Raises UserError: with `wait` where it fails, else where too many
-        have failed, which may be the save before this one.
+        """Save this state, now or in the background. Raises UserError, also of the save before where too many have
+        failed.
         """
         before = time.monotonic()
         self.finish()

@@ -1,8 +1,4 @@
-"""What a run starts from: weights that init_from names, or its own last checkpoint.
-
-Weights are nanoGPT's, Hugging Face's, or those of another run. A resumed run may change how it is carried out and
-watched, never what is learned.
-"""
+"""What a run starts from: weights that init_from names, or its own last checkpoint, by how it was recorded."""
 
 import hashlib
 import os
@@ -222,9 +218,7 @@ class Candidate:
 
 
 def measure(config: RunConfig, ways: list[StepVariant]) -> Choice:
-    """Time the variants in turn, LEAST_ROUNDS and for about BUDGET_S, and drop slow ones. torch's generator and thread
-    count are restored.
-    """
+    """Time the variants in turn for about BUDGET_S, and drop slow ones; torch's generator and threads are restored."""
     sliced, started, threads = slice_of(config), time.perf_counter(), torch.get_num_threads()
     with torch.random.fork_rng(devices=[]):
         torch.set_num_threads(1)
@@ -263,9 +257,7 @@ def _best(timed: list[Candidate]) -> Candidate:
 
 
 def _fewer_threads(best: Candidate, config: RunConfig) -> StepVariant | None:
-    """Return the best variant on fewer threads where that is faster: on real cores only, or on one for a small
-    model.
-    """
+    """Return the best variant on fewer threads where that is faster: on real cores, or on one for a small model."""
     now, best.clock = best.way.threads, time.perf_counter
     if config.cpu_threads or "OMP_NUM_THREADS" in os.environ:  # somebody decided
         return None
@@ -292,10 +284,7 @@ class Start:
 
 
 def find(init_from: str) -> WeightsFile | None:
-    """Return the weights that init_from names, or None where a run starts from none. Raises UserError.
-
-    GPT-2's published weights come from Hugging Face's cache, else from its hub.
-    """
+    """Return the weights that init_from names, from Hugging Face's cache or hub for GPT-2; None. Raises UserError."""
     if not needs_weights(init_from):
         return None
     if is_path(init_from):
@@ -324,7 +313,7 @@ def _published(name: str) -> Path:
 def put(weights: WeightsFile, state: TrainState, scratch: Path) -> Start:
     """Start `state` from these weights; with init_optimizer from AdamW's moments and the step count too.
 
-    `scratch` is a folder on a disk with room for a copy of a ckpt.pt. Raises UserError.
+    `scratch`: a folder with room for a copy of a ckpt.pt. Raises UserError.
     """
     for left in scratch.glob(f"{STAGING}*"):  # a killed process's
         shutil.rmtree(left, ignore_errors=True)
@@ -377,9 +366,7 @@ def _digest(files: tuple[str, ...]) -> str:
 
 
 def config_digest(config: RunConfig) -> str:
-    """Hash every option that decides what is learned; neither the split into micro-batches nor options of other
-    recipes, so that a new recipe leaves older runs as they were.
-    """
+    """Hash every option that decides what is learned, and none of other recipes, so that new ones leave runs alone."""
     needs = {key: option.needs for key, option in OPTIONS.items() if option.needs and option.needs[0] == "recipe"}
     idle = {key for key, (_, recipe) in needs.items() if recipe != config.recipe}
     values = {key: value for key, value in config.model_dump().items() if decides(key) and key not in idle}
@@ -440,8 +427,8 @@ def differences(
 
 
 def resumed_split(new: RunConfig, previous: TrainedRun) -> tuple[RunConfig, str, dict[str, Any]]:
-    """Return (the config with the micro-batch that memory had forced, unless another is asked for; event id, values).
-    The id is '' where there is nothing to report.
+    """Return (the config with the micro-batch that memory had forced, unless another is asked for; event id or '',
+    values).
     """
     old = previous.config
     if new.batch_size == old.batch_size and not new.auto_batch_size:
@@ -481,10 +468,9 @@ def worlds(previous: TrainedRun, step: int, world: int) -> tuple[tuple[int, int]
 
 
 def with_former(record: TrainedRun, former: TrainedRun | None) -> TrainedRun:
-    """Fill in the earlier process's speed and memory where this one has made no step; of a phase that both measured
-    this one's stays.
+    """Fill in the speed and memory of `former`, the record before the resume, where this process has made no step.
 
-    Only of the same device, dtype, ranks and kind of step. `former`: the record before the resume.
+    Only of the same device, dtype, ranks and kind of step.
     """
     same = ("gpu", "dtype", "compiled", "world")
     if former is None or any(getattr(record, name) != getattr(former, name) for name in same):

@@ -1,7 +1,6 @@
 """The tensors of a checkpoint, and their bytes in the safetensors format (huggingface/safetensors, README: format).
 
-They are written piece by piece: so a full disk gives the system's own error, each byte is hashed once, nothing that is
-not finite passes, and a save without a copy needs no memory.
+Written piece by piece: a full disk gives the system's own error, and a save without a copy needs no memory.
 """
 
 import json
@@ -49,9 +48,7 @@ def tensors_of(state: TrainState) -> Files:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The content of a checkpoint. `scaler`: of float16, as JSON. Tensors may be the state's own, or copies on the
-    host. `begins`: of files with parts of tensors, the row of the whole one at which each begins.
-    """
+    """The content of a checkpoint. `begins`: of files with parts of tensors, the row at which each begins."""
 
     files: Files
     scaler: dict[str, float] | None
@@ -115,11 +112,7 @@ def staged(state: TrainState) -> Snapshot:
 def pieces(
     tensors: dict[str, torch.Tensor], step: int, begins: dict[str, int] | None = None
 ) -> Iterator[bytes | memoryview]:
-    """Yield a safetensors file: the header's length, the header, the tensors, widest numbers first.
-
-    `begins`: where they are parts, the row of the whole tensor at which each begins. Raises UserError
-    'diverged.weights' at a number that is not finite.
-    """
+    """Yield a safetensors file, widest numbers first; `begins` as in Snapshot. Raises UserError 'diverged.weights'."""
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     header: dict[str, Any] = {}
     if begins is not None:

@@ -1,7 +1,4 @@
-"""The training loop: steps, evaluation, progress, checkpoints, exact resume, a clean stop.
-
-It knows nothing of forecasts, and it does not print: `listen` gets records and notes.
-"""
+"""The training loop: steps, evaluation, progress, checkpoints, exact resume, a clean stop. It does not print."""
 
 import contextlib
 import math
@@ -42,8 +39,7 @@ from foretrain.training.vitals import Vitals
 class Trainer:
     """Trains one run in its directory, whose lock the caller holds.
 
-    `expected`: seconds of a step and of an evaluation by the forecast. `contention`: watches other programs on a CPU.
-    `ranks`: those that train it together, of which this is one.
+    `expected`: seconds of a step and of an evaluation by the forecast. `contention`: watches a CPU's other programs.
     """
 
     def __init__(
@@ -151,7 +147,6 @@ class Trainer:
             raise UserError(id, step=self.progress.step, saved=saved, **values)
 
     def _training_losses(self) -> list[float]:
-        """Return those of every evaluation so far, as this run and the processes before it logged them."""
         lines = self.directory.read_lines("metrics")
         return [line["train_loss"] for line in lines if line["kind"] == "evaluation"]
 
@@ -284,8 +279,7 @@ class Trainer:
     def _loop(self) -> bool:
         """Take steps until max_iters (true) or until a signal asked for a stop (false).
 
-        On a card a step's loss is read during the next step, so that the card never waits for the host; before an
-        evaluation or a save, the open step is read.
+        On a card a step's loss is read during the next step, so that the card never waits for the host.
         """
         c = self.config
         self.pace.begin(self.clock(), self.progress.step)
@@ -387,10 +381,7 @@ class Trainer:
         self._note("not_compiled", reason=failed.reason)
 
     def _shrink(self, step: int) -> None:
-        """Take a smaller micro-batch for the same rows. Raises UserError where it is one sequence already.
-
-        One rank of several cuts only its own rows, as others are in the same step; from the next one on all do.
-        """
+        """Take a smaller micro-batch for the same rows; of several ranks all follow. Raises UserError at one."""
         c = self.config
         if self.together.several:
             own = self.state.config
@@ -446,9 +437,7 @@ class Trainer:
             self._note("memory_exceeded", peak=peak, limit=self.watch.limit_bytes)
 
     def _of_others(self) -> dict[str, float]:
-        """Return `others_cores` for a line of metrics.jsonl on a CPU: cores used by other programs since the
-        last one.
-        """
+        """Return `others_cores`, used by other programs since the last line of metrics.jsonl, on a CPU."""
         others = self.contention.take_others()
         return {} if others is None else {"others_cores": round(others, 2)}
 
@@ -562,7 +551,6 @@ class Trainer:
         return self._elapsed_before_s + self.clock() - self._started
 
     def _tell(self, phase: Literal["training", "evaluating", "saving"], step: int) -> None:
-        """Report the run's phase; the first pass of each kind is compiled."""
         compiles = self.placement.compiled and phase != "saving" and phase not in self._passed
         self.directory.tell("compiling" if compiles else phase, step)
 

@@ -1,8 +1,7 @@
 """`PhaseMeter`: the memory of each phase of another trainer in this process.
 
-On CUDA these are the allocator's own peaks, reset between phases, so torch.cuda.max_memory_allocated() afterwards is of
-the last phase. On a CPU the profiler watches the first step, two later ones, one evaluation and one save, without the
-processor-dependent temporaries of matrix kernels.
+On CUDA these are the allocator's own peaks, reset between phases. On a CPU the profiler watches a few steps, one
+evaluation and one save, without the processor-dependent temporaries of matrix kernels.
 """
 
 import functools
@@ -35,9 +34,7 @@ def held_tensors(model: Any, optimizer: Any) -> list[torch.Tensor]:
 
 
 class PhaseMeter:
-    """Measures phases one after the other; `memory` has the result. `resets`: whether a card's peaks may be reset;
-    where not, only phases with a new highest peak are known. `on_cpu`: whether the profiler may watch a CPU.
-    """
+    """Measures phases one after the other into `memory`; `resets`: whether a card's peaks may be reset between them."""
 
     def __init__(self, model: Any, device: torch.device, *, resets: bool = True, on_cpu: bool = True) -> None:
         self.model, self.device, self.resets = model, device, resets

@@ -1,8 +1,6 @@
-"""A run's records of its machine: the card's clock and other users, and how memory ran out.
+"""A run's records of its machine for `foretrain explain`: the card's clock and other users, and how memory ran out.
 
-All of it is for `foretrain explain`, and must neither cost nor break anything: unknown figures are left out, cards are
-asked once per second at most. An out-of-memory report is made of numbers and texts while the exception still lives, so
-that it holds nothing.
+Unknown figures are left out. A report is made while the exception still lives, so that it holds nothing.
 """
 
 import contextlib
@@ -53,8 +51,8 @@ class Vitals:
         self._odd: list[tuple[str, dict[str, Any]]] = []
 
     def now(self) -> dict[str, Any]:
-        """Return keys for a line of metrics.jsonl: `cpu_s` of this process since the line before, and on a card
-        PyTorch's memory, clock, power, heat, throttling, and other processes' memory.
+        """Return keys for a line of metrics.jsonl: `cpu_s`, and a card's memory, clock, power, heat, throttling and
+        users.
         """
         cpu_s, before_s = time.process_time(), self._cpu_s
         self._cpu_s = cpu_s

@@ -1,7 +1,6 @@
 """`watch`: somebody else's training, measured from outside and not changed. What it leaves is in runs/record.py.
 
-The command's output is passed on by threads of its own and read here afterwards. Another thread samples NVML and the
-processes; a driver that hangs keeps back samples, not the command.
+Threads pass the output on and sample NVML; a driver that hangs keeps back samples, not the command.
 """
 
 import codecs
@@ -51,10 +50,7 @@ class CommandStart(Exception):
 
 
 class Ended:
-    """How a command ended: its exit code, or the signal that ended it; and what it used of the processors.
-
-    `rusage` is of the command and of those of its children that were waited for; None where the system does not say.
-    """
+    """How a command ended, and what it and its children used of the processors; None where the system does not say."""
 
     def __init__(self, code: int, rusage: Any = None) -> None:
         self.signal = -code if code < 0 else 0

@@ -34,15 +34,13 @@ SCHEMA = "foretrain.page/1"
 
 
 def error_json(error: UserError) -> dict[str, Any]:
-    """An error as the command line's --json has it, with the option of each problem."""
     problems = error.problems if isinstance(error, ConfigError) else [error]
     listed = [{"id": p.id, "message": printable(str(p)), "key": str(p.values.get("key", ""))} for p in problems]
     return {"schema": "foretrain.error/1", "id": error.id, "message": printable(str(error)), "problems": listed}
 
 
 class _Shown(NamedTuple):
-    """What is drawn of a plan. `needs`: the name, the memory and the verdict of each step or strategy; `said`: beneath
-    the verdict; `screen`: the terminal's first, of which the page has the table and the lines."""
+    """What is drawn of a plan: name, memory and verdict of each step or strategy, and the terminal's first screen."""
 
     document: Document
     needs: list[tuple[Message, RunMemory, str | None]]
@@ -77,8 +75,7 @@ def _shown(plan: AnyPlan) -> _Shown:
 
 
 def plan_json(request: PlanRequest, plan: AnyPlan) -> dict[str, Any]:
-    """A plan as the page shows it: verdict, key figures, the lines of the terminal's first screen, the memory of every
-    phase, then the rest of the document. Options are shown as they were asked, `auto` among them."""
+    """Return a plan as the page shows it: verdict, key figures, memory of every phase, then the whole document."""
     shown = _shown(plan)
     document = document_json(shown.document, "terminal")  # pictures and figures stand above
     verdict, *sections = document["sections"]
@@ -121,13 +118,11 @@ def _strip(needs: Sequence[tuple[Message, RunMemory, str | None]], free: int | N
 
 
 def cards_json(plans: Sequence[Any]) -> dict[str, Any]:
-    """The same run on several cards, one card each."""
     return {"schema": SCHEMA, **document_json(cards_view.document(plans, compared(plans)))}
 
 
 def advice_json(plan: AnyPlan, found: Advices) -> dict[str, Any]:
-    """The changes as the terminal lists them, and what to set in the form for each. `list`: the section whose table has
-    a row for each change."""
+    """Return the changes as the terminal lists them, and what to set in the form for each."""
     document = advice_view.document(plan, found)
     at = next(i for i, section in enumerate(document.sections) if section.title.id == "advice.list")
     changes = [

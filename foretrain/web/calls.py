@@ -49,8 +49,7 @@ def _model(model: ModelPreset) -> dict[str, str]:
 
 
 def fields(kind: str = "pretraining") -> list[dict[str, Any]]:
-    """Return every option that has an effect, as JSON: the basic ones first, then by group. Prices are those of any
-    training run."""
+    """Return every option that has an effect, as JSON: the basic ones first, then by group, prices last."""
     if kind == "pretraining":
         return _fields(OPTIONS, {})
     if kind == "generation":
@@ -60,7 +59,6 @@ def fields(kind: str = "pretraining") -> list[dict[str, Any]]:
 
 
 def _fields(options: Mapping[str, Option], defaults: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """`defaults`: of the form's own."""
     shown = [option for option in options.values() if not option.inert]
     shown.sort(key=lambda option: (not option.basic, option.basic, GROUPS.index(option.group)))
     return [_field(option, defaults.get(option.name, option.default)) for option in shown]
@@ -78,8 +76,7 @@ def _field(option: Option, default: Any) -> dict[str, Any]:
 
 
 def stops(option: Option) -> list[float]:
-    """Return the values that a slider of this option stops at; none where it has no slider. The number beside it takes
-    the option's whole range."""
+    """Return the values that a slider of this option stops at."""
     if option.slider is None:
         return []
     (low, high, kind), whole = option.slider, option.type == "int"
@@ -130,14 +127,10 @@ MOST_CHANGES = 8
 
 
 class Asked(Record):
-    """Which form."""
-
     kind: Kind = "pretraining"
 
 
 class Pasted(Asked):
-    """A text of the user's own, with the name of its file."""
-
     name: Text = ""
     text: Annotated[StrictStr, Field(max_length=200_000)]
 
@@ -148,7 +141,6 @@ def start(no_exact: str, no_runs: str = "") -> dict[str, Any]:
 
 
 def plan(form: Form) -> Made:
-    """The plan of a form, estimated. Raises UserError."""
     line = line_of(form)
     request = line.request()
     (found,) = request.plans(Limits())
@@ -170,7 +162,6 @@ def traced(form: dict[str, Any], listen: Callable[[str], None]) -> dict[str, Any
 
 
 def advise(form: dict[str, Any]) -> dict[str, Any]:
-    """What to change in a form. Raises UserError."""
     asked = Form.model_validate(form)
     request = line_of(asked).request()
     (found,) = request.plans(Limits())
@@ -183,8 +174,7 @@ def cards(form: Form) -> Made:
 
 
 def read(found: Pasted) -> Made:
-    """What a pasted text sets: `values` of options; `model`, `config`: what the form's become, where the text is or
-    names a model that is known here; `said` and `notes`. Raises UserError."""
+    """Read what a pasted text sets: options, `model`, `config`, `said` and `notes`. Raises UserError."""
     name = printable(found.name).replace("\n", " ").strip() or "pasted"
     read_as = _read_config if found.kind == "pretraining" else _read_model
     return 200, {"schema": SCHEMA, **read_as(found, name)}
@@ -215,7 +205,6 @@ def _read_model(found: Pasted, name: str) -> dict[str, Any]:
 
 
 def toml(form: Form) -> Made:
-    """The config of a form as a file that plan and train take. Raises UserError."""
     text = to_toml(resolve(line_of(form).words).config)
     return 200, {"schema": SCHEMA, "name": f"{form.model or 'config'}.toml", "text": text}
 

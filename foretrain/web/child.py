@@ -1,4 +1,4 @@
-"""Processes that the page starts for work that would make the server large or slow, and what runs in them.
+"""Processes for work that would make the server large or slow, and what runs in them.
 
 A job comes in; frames of progress and {"answer": (status, JSON)} or {"error": a bug's sentence} go out.
 """
@@ -58,7 +58,6 @@ class Child:
         return "stopped" if self.stopped else self._error
 
     def stop(self) -> None:
-        """End the process and all that it started; nothing of a finished one changes."""
         if not self.finished():
             self.stopped = True
             self._child.end(_GRACE_S)

@@ -1,7 +1,4 @@
-"""What stands in the page's form, as words of the command line, and the request that these make (app/request.py).
-
-Nothing it says is a path: presets, models, cards and datasets are looked up in lists.
-"""
+"""The page's form as words of the command line, and their request. Names are looked up in lists; none is a path."""
 
 import json
 import shlex
@@ -48,8 +45,7 @@ PARSERS: dict[str, Callable[[list[str]], Any]] = {"fine-tuning": parse_words, "g
 
 
 class Form(Record):
-    """A preset, a model, or the text of a config.json with a name for it; options; a device, how many of it, what other
-    programs use there; cards to compare; the step and the goal that advice is about."""
+    """What stands in the form: a preset, a model or a config.json's text, options, devices, what advice is about."""
 
     kind: Kind = "pretraining"
     model: Text = ""
@@ -117,7 +113,6 @@ def line_of(form: Form) -> Line:
 
 
 def compared(form: Form) -> Line:
-    """Return the command line that compares cards. Raises UserError."""
     names, line = ",".join(dict.fromkeys(form.cards)) or form.gpu, line_of(form)
     if line.cards.gpus:
         raise UserError("usage.cluster_two", gpus=line.cards.gpus[:80], gpu=names[:80])

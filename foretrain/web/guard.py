@@ -1,9 +1,8 @@
 """One gate in front of every route: who may ask, from where, how much and for how long.
 
-A page of another site can make a browser send requests here, and its name can be made to lead to 127.0.0.1 (DNS
-rebinding). So Host and Origin must be ours, and everything but the page's own files needs the token of the link that
-`foretrain serve` printed. It travels in a header that only our page can set: there is no cookie, so nothing is sent
-along by itself, neither from other sites nor to other servers of this machine.
+Another site's page can make a browser send requests here, and lead its name to 127.0.0.1 (DNS rebinding). So Host and
+Origin must be ours, and all but the page's files needs the token that `foretrain serve` printed, in a header that only
+our page can set: there is no cookie.
 """
 
 import asyncio
@@ -109,8 +108,7 @@ class Guard:
 
     @staticmethod
     def _site_is_ours(headers: "_Headers", is_page: bool) -> bool:
-        """Where the browser says that the request comes from. Only the page itself may be opened by a link from
-        elsewhere, in a tab of its own, where nobody else can read it."""
+        """Return whether our page asks; only the page itself may be opened by another site's link."""
         site = headers.only("sec-fetch-site")
         if not headers.count("sec-fetch-site") or site in ("same-origin", "none"):
             return True

@@ -1,8 +1,4 @@
-"""In which language the page is answered, and the texts that it says itself.
-
-A request may name a language in a header of its own: that is the switch in the page. Else it is that of `foretrain
-serve --lang`, else what the browser likes best of those there are, else English.
-"""
+"""In which language the page is answered (its switch, --lang, the browser, English), and the texts that it says."""
 
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -18,8 +14,6 @@ App = Callable[[Scope, Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[N
 
 
 class Speaking:
-    """ASGI middleware: each request is answered in its language, refusals too. `language`: before the browser's."""
-
     def __init__(self, app: App, language: str | None = None) -> None:
         self._app, self._language = app, language
 

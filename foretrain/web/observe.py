@@ -20,7 +20,6 @@ _SHOWN = ("kind", "step", "loss", "val_loss", "train_loss", "step_s", "tokens_pe
 
 
 def said_of(run: ObservedRun, name: str) -> dict[str, Any]:
-    """Where a run is, and what its user calls it and says of it; `name`: what it is called where nobody does."""
     said = label.read_label(run.path)
     return {
         "name": printable(said.title or name), "path": printable(str(run.path)), "note": printable(said.note),
@@ -78,7 +77,6 @@ def newest(path: Path) -> dict[str, Any] | None:
 
 
 def _lines(path: Path, start: int) -> Iterator[bytes]:
-    """Whole lines from a place on; the last one may still be being written."""
     try:
         with path.open("rb") as file:
             file.seek(start)

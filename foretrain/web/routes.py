@@ -44,8 +44,7 @@ from foretrain.web.runs import Runs, row
 
 
 def made(chosen: Sequence[tuple[str, ObservedRun | None]]) -> dict[str, Any]:
-    """`runs`: how each is, in the order of `chosen`; `document`: the comparison of those that can be read, or why there
-    is none in `problem`; `command`: what makes a file of it. None in place of a run: the server has none of that id."""
+    """Return the `runs` in the order of `chosen` (None: no such id), their comparison or `problem`, and `command`."""
     told, subjects = [], []
     for id, run in chosen:
         state, subject = _read(id, run)
@@ -168,7 +167,7 @@ class Job:
         self.stop = self._child.stop
 
     def told(self, wait_s: float) -> Made:
-        """Return the answer, waited for so long; else 202 and how far it is. Raises UserError where there is none."""
+        """Return the answer, waited for so long; else 202 and how far it is. Raises UserError."""
         if not self._child.finished(wait_s):
             seconds, progress = int(time.monotonic() - self._begun), self._child.progress
             return 202, {"schema": SCHEMA, "job": self.id, "seconds": seconds, "progress": progress}
@@ -206,7 +205,6 @@ class Jobs:
         return self._jobs.get(id)
 
     def stop(self, work: str = "") -> None:
-        """Stop all of this kind of work; of every kind where none is named."""
         for job in self._jobs.values():
             if work in ("", job.work):
                 job.stop()
@@ -361,14 +359,12 @@ class _Handlers:
         return await self._of_run(request, lambda id, run: runs.page(id, run, self._runs.curve(id, run)))
 
     async def live(self, request: Request) -> Response:
-        """What is new in a run since ?after=, a place in its metrics that an earlier answer gave."""
         after = request.query_params.get("after", "")
         seen = int(after) if after.isascii() and after.isdigit() and len(after) < 16 else -1
         curve = self._runs.curve
         return await self._of_run(request, lambda id, run: runs.live_answer(run, curve(id, run), seen))
 
     async def report(self, request: Request) -> Response:
-        """What `foretrain report` makes of one run."""
         return await self._of_run(request, lambda id, run: runs.report(run))
 
     async def _of_run(self, request: Request, work: Callable[[str, Any], dict[str, Any]]) -> Response:

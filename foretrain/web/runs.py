@@ -67,8 +67,7 @@ class Runs:
 
 
 def _record(run: ObservedRun) -> RunRecord:
-    """The record of a run with the time of its step as every command has it; while it trains, its own figure, as its
-    metrics would be read anew at every look. Raises UserError."""
+    """Return the record with the step time of every command, but a training run's own figure. Raises UserError."""
     record = run.any_record()
     if record.status == "running" or not isinstance(record, TrainedRun):
         return record
@@ -84,7 +83,6 @@ def row(id: str, run: ObservedRun, record: RunRecord) -> dict[str, Any]:
 
 
 def _minute(moment: str) -> str:
-    """Of a date and time as records have it, as far as people read."""
     return isolated(printable(moment.replace("T", " ")[:16]))
 
 
@@ -178,7 +176,6 @@ def comparisons(runs: Runs) -> dict[str, Any]:
 
 
 def _check(run: ObservedRun) -> tuple[str, list[Row], str]:
-    """(the name of a run, its forecast beside what was measured, what the forecast is from). Raises UserError."""
     if source_of(run.path) == "trained":
         record, _, check = of_directory(run)
         return record.name, [row for row in check.rows if row.id in _SHOWN], check.predicted_source

@@ -95,8 +95,7 @@ class Served:
         return f"http://{HOST}:{self.port}/#token={self.token}"
 
     def run(self) -> None:
-        """Answer until Ctrl-C or SIGTERM, which are how a page ends and no errors: uvicorn hears them, then sends them
-        on to what is set here. One that comes before uvicorn listens to them ends it too."""
+        """Answer until Ctrl-C or SIGTERM, which uvicorn hears and sends on, also before it listens."""
 
         def end(number: int, frame: object) -> None:
             self.server.should_exit = True
@@ -120,7 +119,6 @@ def prepare(port: int | None, roots: list[Path], language: str | None = None) ->
 
 
 def listen(port: int, *, or_any: bool) -> socket.socket:
-    """A socket that listens on this port; with `or_any` on a free one where it is taken. Raises UserError."""
     # TCP by name, or asyncio leaves Nagle's algorithm on (base_events._set_nodelay), and each answer, sent as head and
     # body, waits 40 ms for the delayed acknowledgement of its head.
     candidate = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -143,8 +141,7 @@ def listen(port: int, *, or_any: bool) -> socket.socket:
 
 @contextlib.contextmanager
 def opener(link: str) -> Iterator[Any]:
-    """A file that only this user can read and that leads a browser to the link: the token would be seen by all in a
-    command line. It is gone in the end."""
+    """Make a file, of this user alone and gone in the end, that leads a browser to the link: all see a command line."""
     with tempfile.TemporaryDirectory(prefix="foretrain-") as folder:
         path = Path(folder) / "open.html"
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

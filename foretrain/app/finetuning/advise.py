@@ -41,7 +41,6 @@ def advise_finetune(
 
 
 def confirmed(found: Advices, plan: FineTunePlan, asked: FineTuneQuestion, count: int, listen: Listen) -> Advices:
-    """With what traces say of the first `count` changes."""
     listed = "advised" if found.advised else "partial"
     checked = confirm.traced(getattr(found, listed), count, lambda change: _confirmation(plan, change, asked, listen))
     return found.model_copy(update={listed: checked})

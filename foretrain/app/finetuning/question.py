@@ -14,10 +14,7 @@ from foretrain.predict.timing import PRICES
 
 @dataclass(frozen=True)
 class FineTuneQuestion:
-    """What is asked: a model, how it is trained, notes on what was read, prices, and where each option is from.
-
-    `costs`: the options about prices, as they were typed; `unplanned`: what is not planned, with what figures then are.
-    """
+    """A model, how it is trained, notes, prices as typed (`costs`), and where each option is from."""
 
     source: ModelSource
     tune: FineTune
@@ -29,18 +26,15 @@ class FineTuneQuestion:
 
 
 def question(source: str, words: Sequence[str] = (), known: ModelSource | None = None) -> FineTuneQuestion:
-    """A model's name or path, or a trainer's file, with words of the command line over it. `known`: as in
-    `read_finetune`. Raises UserError."""
+    """Read a model, or a trainer's file, with words of the command line over it. Raises UserError."""
     model, tune, reading = read_finetune(source, words, known)
     prices = prices_of(reading.costs)
     return FineTuneQuestion(model, tune, reading.notes, prices, reading.origins, reading.costs, reading.unplanned)
 
 
 def prices_of(costs: Mapping[str, str]) -> Prices:
-    """What these options about prices say. Raises ConfigError for a bad value."""
     return Prices.of(costs_in(costs).config)
 
 
 def costs_in(costs: Mapping[str, str]) -> ResolvedConfig:
-    """A config with these options about prices, which are those of any run. Raises ConfigError for a bad value."""
     return resolve([f"--{name}={value}" for name, value in costs.items()])

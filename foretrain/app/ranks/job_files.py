@@ -1,8 +1,7 @@
 """The file that starts a run on a cluster: a Slurm script or a SkyPilot task, with what the plan found. No torch.
 
-Both start one process a card, and foretrain finds its rank in what they set: srun sets SLURM_PROCID and its kin
-(slurm.schedmd.com/srun.html), torchrun sets RANK. Both come back after a kill, and --resume auto goes on from the last
-checkpoint, on as many cards as there are then.
+foretrain finds its rank in what srun (slurm.schedmd.com/srun.html) or torchrun set; both come back after a kill, and
+--resume auto goes on.
 """
 
 import math
@@ -34,10 +33,7 @@ SKY_NAMES = {
 
 
 class Job(Record):
-    """What a job file is made from. `words`: the config and its options, as `foretrain train` takes them.
-
-    `high_s`: the slow end of the estimated duration; None where nothing is known of it.
-    """
+    """What a job file is made from. `words`: as `foretrain train` takes them. `high_s`: the duration's slow end."""
 
     name: str
     words: tuple[str, ...]
@@ -61,10 +57,7 @@ class Job(Record):
 
 
 def write_job(kind: str, plan: ClusterPlan, words: Sequence[str]) -> Path:
-    """The path of the job file of a plan, written into this folder. `words`: the config and its options as typed.
-
-    Raises UserError where the run fits in no way, and where the file is there with other contents.
-    """
+    """Write the job file of a plan into this folder. Raises UserError if the run does not fit or the file differs."""
     job = job_of(plan, words)
     path = Path(f"{_word(job.name)}{JOB_KINDS[kind]}")
     writer.write_text(job_file(kind, job), path)
@@ -72,7 +65,6 @@ def write_job(kind: str, plan: ClusterPlan, words: Sequence[str]) -> Path:
 
 
 def job_of(plan: ClusterPlan, words: Sequence[str]) -> Job:
-    """What a plan found, for a job file. Raises UserError where the run fits in no way."""
     best = plan.best
     if best is None or best.verdict in REFUSED:
         raise UserError("usage.job_does_not_fit", name=plan.name, cards=plan.cluster.text)
@@ -155,6 +147,5 @@ run: |
 
 
 def _word(name: str) -> str:
-    """A name as schedulers and buckets take it: lower-case letters, digits and hyphens."""
     kept = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in name.lower())
     return "-".join(part for part in kept.split("-") if part)[:40] or "run"

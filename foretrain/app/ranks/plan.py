@@ -54,8 +54,7 @@ def _card(gpu: str | Gpu, config: RunConfig) -> Gpu:
 def answers(
     resolved: ResolvedConfig, cards: Cards, limits: Limits, step_s: float | None, data_of: DataOf
 ) -> list[ClusterPlan]:
-    """Return the plan for the count of each card of --gpu; a rent is that of one card. `step_s`: seconds of a step in a
-    log. Raises UserError."""
+    """Return the plan for the count of each card of --gpu; a rent is that of one card. Raises UserError."""
     check_speed("--step-time", step_s)
     resolved = priced(resolved, limits)
     named = cards.gpu.split(",")
@@ -74,7 +73,6 @@ def answers(
 def make_cluster_plan(
     resolved: ResolvedConfig, cards: Cluster, used_by_others_bytes: int = 0, data_of: DataOf = data_of_config
 ) -> ClusterPlan:
-    """The plan of a resolved config on a cluster. Raises UserError."""
     _check(resolved, cards)
     resolved = replace(resolved, trainer="foretrain")  # whose step ranks share
     target = devices.checked(cards.gpu, used_by_others_bytes)
@@ -100,8 +98,7 @@ def _check(resolved: ResolvedConfig, cards: Cluster) -> None:
 
 
 def traced_cluster(plan: ClusterPlan, listen: Listen, python: str = "", alloc_conf: str = "") -> ClusterPlan:
-    """The plan with traced memory, by the torch of another environment where `python` names one; of each strategy that
-    could not be traced it says why. Raises UserError."""
+    """Trace the plan's memory, by the torch of another environment where `python` names one. Raises UserError."""
     with interpreter.use_interpreter(python):
         return with_pays(traced(plan, settings_of(plan.one_card, alloc_conf), listen))
 

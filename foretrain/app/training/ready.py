@@ -1,6 +1,6 @@
 """A run made ready to begin: its device, data, directory, what the config leaves open, and its forecast.
 
-Of several ranks the first one does it, and tells the others what came of it; they look for the data themselves.
+Of several ranks the first one does it, and tells the others; they look for the data themselves.
 """
 
 import json
@@ -70,13 +70,13 @@ def check_memory(
 
 
 def _needs(config: RunConfig, gpu: Gpu, dtype: Dtype, compiled: bool) -> tuple[int, int]:
-    """(low, expected) of what the run needs."""
+    """Return (low, expected) bytes of the run's need."""
     memory = predict(StepSpec.of(config, gpu, dtype=dtype, compiled=compiled))
     return max(phase.needed_low_bytes for phase in memory.phases), memory.needed_bytes
 
 
 def _fitting(config: RunConfig, gpu: Gpu, dtype: Dtype, compiled: bool, left: int) -> int | None:
-    """The largest of the ever smaller micro-batches for the same training that fits with room to spare."""
+    """Return the largest smaller micro-batch for the same training that fits with room to spare."""
     size = smaller_micro_batch(config.batch_size, sequences_of(config))
     while size is not None:
         if _needs(with_micro_batch(config, size), gpu, dtype, compiled)[1] + MARGIN_BYTES <= left:
@@ -95,14 +95,14 @@ def _kept_at(config: RunConfig, placement: Placement) -> Path:
 
 
 def _kept(path: Path, cap_bytes: int | None) -> Trial | None:
-    """A trial of before that still says something: it lived, in what there is now."""
+    """Return an earlier trial that still holds."""
     found = KEPT.record(path, Trial)
     holds = found is not None and found.lived and (cap_bytes is None or found.peak_bytes <= cap_bytes)
     return found if holds else None
 
 
 def choose_batch(resolved: ResolvedConfig, placement: Placement, *, trial: bool, listen: Listener) -> ResolvedConfig:
-    """The config with the micro-batch for this device. Raises UserError 'memory.trial' where not even one fits."""
+    """Choose the micro-batch for this device. Raises UserError 'memory.trial' where not even one fits."""
     device = placement.device.type if placement.device.index is None else str(placement.device)
     config = resolved.config.model_copy(update={"device": device})
     room, _ = available(config, placement.gpu, used_here_bytes(placement.gpu, placement.device.index or 0))
@@ -118,8 +118,7 @@ def choose_batch(resolved: ResolvedConfig, placement: Placement, *, trial: bool,
 
 
 def tried(config: RunConfig, placement: Placement, cap_bytes: int | None, listen: Listener) -> RunConfig:
-    """The config with a micro-batch that lives in a trial, smaller where it has to be. Raises UserError
-    'memory.trial'."""
+    """Return the config with a micro-batch that lives in a trial. Raises UserError 'memory.trial'."""
     while True:
         path, size = _kept_at(config, placement), config.batch_size
         found = _kept(path, cap_bytes)
@@ -145,7 +144,7 @@ def tried(config: RunConfig, placement: Placement, cap_bytes: int | None, listen
 def choose(
     resolved: ResolvedConfig, placement: Placement, directory: RunDirectory, resuming: bool, world: int = 1
 ) -> tuple[ResolvedConfig, Placement]:
-    """What the config leaves open: as the run has it already, else measured."""
+    """Decide what the config leaves open: as the run has it already, else measured."""
     given = set(resolved.sources)
     if world > 1:  # their gradients would be sent in half precision (config/sharing.py)
         given.add("master_weights")
@@ -157,7 +156,7 @@ def choose(
 
 
 def pick_batch(resolved: ResolvedConfig, placement: Placement, asked: Request, world: int) -> ResolvedConfig:
-    """The micro-batch for this device, picked for the part of a step that one rank carries out."""
+    """Pick the micro-batch for the part of a step that one rank carries out."""
     whole = resolved.config
     own = replace(resolved, config=config_of_rank(as_one_rank_of(whole, world), world))
     chosen = choose_batch(own, placement, trial=asked.trial, listen=asked.listen)
@@ -165,7 +164,6 @@ def pick_batch(resolved: ResolvedConfig, placement: Placement, asked: Request, w
 
 
 def write_inputs(directory: RunDirectory, resolved: ResolvedConfig, placement: Placement, asked: Request) -> None:
-    """Config, environment and the forecast, on disk before the first step."""
     known = environment(placement)
     config = resolved.config.model_copy(update={"compile": placement.compiled, "dtype": placement.dtype})
     planned = ResolvedConfig(config, {**resolved.sources, "vocab_size": "run"}, (), resolved.name)
@@ -193,7 +191,6 @@ def told_of(found: Ready | TrainedRun) -> dict[str, Any]:
 
 
 def follow(asked: Request, placement: Placement, told: dict[str, Any], rank: int) -> Ready:
-    """The run as the first rank has it. Raises UserError where this machine has not the same data or folder."""
     config = RunConfig.from_json(told["config"])
     if placement.device.type == "cpu":
         keep_memory()
@@ -208,7 +205,6 @@ def follow(asked: Request, placement: Placement, told: dict[str, Any], rank: int
 
 
 def already_finished(asked: Request) -> TrainedRun | None:
-    """The record of a run that there is nothing left of to resume."""
     if not asked.resume or (done := _finished(asked.resolved.config)) is None:
         return None
     record = done.read_record()
@@ -218,19 +214,18 @@ def already_finished(asked: Request) -> TrainedRun | None:
 
 
 def _steps_wanted(config: RunConfig) -> int:
-    """A run with as many steps has nothing left to do; an evaluation is of any run."""
+    """Count the steps that are wanted; an evaluation is of any run."""
     return 1 << 62 if config.eval_only else config.max_iters
 
 
 def _finished(config: RunConfig) -> RunDirectory | None:
-    """The run that there is nothing left of to resume; None where there is none, or another one has steps to do."""
     if folder.newest_unfinished(config.out_dir, _steps_wanted(config)) is not None:
         return None
     return folder.newest(config.out_dir)
 
 
 def check_start(resolved: ResolvedConfig, resume: bool) -> None:
-    """What a run starts from, looked for before its data: what is lacking is said at once. Raises UserError."""
+    """Check what a run starts from, before its data. Raises UserError."""
     config = resolved.config
     if not resume:
         starting.find(config.init_from)
@@ -241,7 +236,6 @@ def check_start(resolved: ResolvedConfig, resume: bool) -> None:
 
 
 def directory_of(resolved: ResolvedConfig, resume: bool, listen: Listener) -> tuple[RunDirectory, bool]:
-    """(the run's directory with its lock held, whether it holds a run to go on with)."""
     out_dir = resolved.config.out_dir
     if resume:
         found = folder.newest_unfinished(out_dir, _steps_wanted(resolved.config))
@@ -253,7 +247,7 @@ def directory_of(resolved: ResolvedConfig, resume: bool, listen: Listener) -> tu
 
 
 def prepare_data(resolved: ResolvedConfig, bar: Bar = no_bar) -> tuple[ResolvedConfig, DatasetInfo]:
-    """The dataset of a config, made if it is the built-in one, checked against the model. Raises UserError."""
+    """Find or make the dataset of a config, and check it against the model. Raises UserError."""
     config = resolved.config
     if config.dataset == dataset.BUILT_IN:
         info = prepare_built_in(config)
@@ -271,12 +265,10 @@ def prepare_data(resolved: ResolvedConfig, bar: Bar = no_bar) -> tuple[ResolvedC
 
 
 def alone(asked: Request) -> Ready | TrainedRun:
-    """The run, ready to begin; its record where there is nothing left to do. Raises UserError."""
     return _first(asked, lambda: place(asked.resolved.config), 1)
 
 
 def together(asked: Request, ranks: Group) -> Ready | TrainedRun:
-    """The same for one rank of several. Raises UserError."""
     placement = group.placed(asked.resolved.config, ranks)
     if ranks.first:
         found = _first(asked, lambda: placement, ranks.world)
@@ -294,7 +286,6 @@ def _first(asked: Request, placed: Callable[[], Placement], world: int) -> Ready
 
 
 def _ready(asked: Request, placement: Placement, world: int) -> Ready:
-    """Data, directory and choices, with the directory's lock held. Raises UserError."""
     resolved, listen = asked.resolved, asked.listen
     if placement.device.type == "cpu":
         keep_memory()

@@ -20,9 +20,7 @@ __all__ = ["UNSAID", "Label", "Ready", "Request", "changed"]
 
 @dataclass(frozen=True)
 class Request:
-    """A run as `train_resolved` is asked for it. `since`: the machine before torch was imported. `place`:
-    of this process among the ranks of the run. `label`: what the user calls it.
-    """
+    """What `train_resolved` is asked. `since`: the machine before torch was imported. `place`: of this rank."""
 
     resolved: ResolvedConfig
     resume: bool
@@ -37,15 +35,13 @@ class Request:
     trackers: tuple[str, ...] = field(init=False)  # that the run is reported to
 
     def __post_init__(self) -> None:
-        """Raise UserError for a tracker that is not known, before anything is begun."""
+        """Raise UserError for an unknown tracker, before anything is begun."""
         config = self.resolved.config
         object.__setattr__(self, "trackers", asked_for(config.report_to, wandb_log=config.wandb_log))
 
 
 @dataclass(frozen=True)
 class Ready:
-    """A run that can begin: all is chosen, and its directory is there."""
-
     resolved: ResolvedConfig
     placement: "Placement"
     info: DatasetInfo

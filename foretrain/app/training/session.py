@@ -33,10 +33,7 @@ PROJECT = "foretrain"  # where nothing names one
 
 
 class Reporting:
-    """The reports of one run; a context in which the run is made. Without trackers it does nothing.
-
-    `planned_bytes`: the memory that the plan beside the run expects.
-    """
+    """Reports a run, within, to its trackers, if any. `planned_bytes`: of the plan beside the run."""
 
     def __init__(self, ready: Ready, names: tuple[str, ...], listen: Listener, planned_bytes: float | None) -> None:
         self.directory, self.listen = ready.directory, listen
@@ -59,7 +56,6 @@ class Reporting:
             self._end()
 
     def processor_s(self) -> float:
-        """Processor seconds of the trackers' own processes, which are no other programs'."""
         return sum(report.processor_s for report in self.reports)
 
     def _hear(self, log: str, line: dict[str, Any]) -> None:
@@ -69,7 +65,7 @@ class Reporting:
             self._tell()
 
     def _tell(self) -> None:
-        """What the trackers' threads have found since; and keep ids that are new."""
+        """Report what the trackers' threads have found since, and keep ids that are new."""
         for report in self.reports:
             while not report.told.empty():
                 id, values = report.told.get()
@@ -94,7 +90,6 @@ class Reporting:
             return {}
 
     def _end(self) -> None:
-        """Tell the trackers how it ended, and wait a little for what they still have to send."""
         try:
             status = self.directory.read_record().status
         except Exception:
@@ -114,7 +109,7 @@ class Reporting:
 
 
 def _job(ready: Ready, tracker: type[Tracker], planned_bytes: float | None, id: str | None) -> Job:
-    """Named as nanoGPT's own two options say, where they are set."""
+    """Name the job by nanoGPT's own two options, where they are set."""
     config, placement = ready.resolved.config, ready.placement
     ran = config.model_copy(update={"compile": placement.compiled, "dtype": placement.dtype})
     known: dict[str, Any] = {
@@ -133,7 +128,6 @@ def _job(ready: Ready, tracker: type[Tracker], planned_bytes: float | None, id: 
 
 
 def without_secrets(dataset: str) -> str:
-    """An address without a password, or a signature in its query."""
     if "://" not in dataset:
         return dataset
     parts = urlsplit(dataset)
@@ -141,7 +135,6 @@ def without_secrets(dataset: str) -> str:
 
 
 def forecast(directory: RunDirectory, world: int) -> Plan | None:
-    """The plan; None where there is none to be read, or it is of another number of ranks."""
     try:
         plan = Plan.from_json(read_text(directory.path / "plan.json"))
     except (OSError, ValueError, RecursionError):  # a ValidationError is a ValueError
@@ -150,17 +143,13 @@ def forecast(directory: RunDirectory, world: int) -> Plan | None:
 
 
 def expected_times(plan: Plan | None) -> tuple[float, float] | None:
-    """Seconds of a step and of an evaluation; None where no time is forecast."""
     if plan is None or (timing := plan.foretrain_timing) is None:
         return None
     return timing.step_s.expected_s, timing.evaluation_s.expected_s if timing.evaluation_s else 0.0
 
 
 def expected_bytes(plan: Plan | None, *, on_card: bool) -> float | None:
-    """The highest memory of the run as its lines measure it: what the allocator reserves on a card, else the process's.
-
-    None where there is no plan.
-    """
+    """Return the highest memory of a plan: what the allocator reserves on a card, else the process's."""
     if plan is None:
         return None
     memory = plan.memory_of("foretrain")
@@ -169,7 +158,6 @@ def expected_bytes(plan: Plan | None, *, on_card: bool) -> float | None:
 
 
 def run(asked: Request) -> TrainedRun:
-    """Train in the run's directory; returns the record. Raises UserError."""
     if asked.place.world == 1:
         return _train(asked, alone(asked), Ranks())
     if not asked.place.first:
@@ -223,7 +211,6 @@ def _end(directory: RunDirectory, record: TrainedRun) -> Note:
 
 
 def _contention(placement: Placement, since: Reading, reporting: Reporting) -> Contention | None:
-    """What watches other programs while a CPU trains; a tracker's process is none of them."""
     if placement.device.type != "cpu":
         return None
     clock = Clock(own=lambda: own_s() + reporting.processor_s())

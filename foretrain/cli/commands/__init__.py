@@ -1,7 +1,4 @@
-"""The commands: a module each, mostly of the command's name, which is imported when somebody asks for the command.
-
-So a module imports what it needs at its head, and `foretrain plan` does not wait for what `foretrain tune` needs.
-"""
+"""The commands: a module each, imported when somebody asks for the command, so it may import at its head."""
 
 from importlib import import_module
 
@@ -39,8 +36,6 @@ SUMMARIES = {
 
 
 class Program(Group):
-    """`foretrain` itself."""
-
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(SUMMARIES)
 

@@ -64,8 +64,6 @@ dataset_argument = argument("name DATASET", "A folder, a name under data/, a mix
 
 
 def located(name: str) -> Any:
-    """The dataset of a name. Raises UserError where there is none."""
-
     found = locate(name)
     if found is None:
         raise no_dataset(name)
@@ -88,8 +86,6 @@ def info_command(name: str, count: bool, as_json: bool) -> None:
 
 
 def _tokenizer(info: Any) -> Any:
-    """The tokenizer of a dataset; None, with a note, where it cannot be had."""
-
     try:
         words = tokenizer_of(info)
     except UserError as error:

@@ -86,8 +86,6 @@ def _print_json(run: Path, comparison: dict[str, Any], unigram: float | None, re
 
 
 def _show_plan(resolved: ResolvedConfig) -> None:
-    """The first screen of `foretrain plan`."""
-
     _heading("demo.plan")
     made, asked = make_plan(resolved, targets("cpu", "", resolved.config)[0]), Asked(words=("baby",), quiet=True)
     text.render_screen(first_view.screen(made, first_answer(made, asked), asked), OUT)
@@ -100,10 +98,7 @@ def _show_sample(written: str) -> None:
 
 
 def calibrate_once(resolved: ResolvedConfig, *, busy: list[Any], quiet: bool) -> None:
-    """Under a minute, the first time on a machine: the forecast then stands on its own speeds.
-
-    A busy machine is not measured: its figures would be of the other programs too, and would be kept.
-    """
+    """Measure the machine, if nothing else uses it, in under a minute before its first forecast."""
     from foretrain.app.demo import measure, to_calibrate
 
     if not (dtypes := to_calibrate(resolved)):
@@ -119,7 +114,6 @@ def calibrate_once(resolved: ResolvedConfig, *, busy: list[Any], quiet: bool) ->
 
 
 def _path_of(out: str, id: str) -> Path:
-    """The run's directory: `out`, or its numbered sibling."""
     return Path(out).with_name(id)
 
 

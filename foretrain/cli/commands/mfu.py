@@ -56,7 +56,6 @@ def mfu_command(words: list[str], tokens_per_s: str, step_time: str, gpu: str, c
 
 
 def _value(parse: Callable[[str], float], option: str, text: str, limits: tuple[float, float], error: str) -> float:
-    """The number that was typed. Raises UserError for what is none, or cannot be."""
     wrong = UserError(error, option=option, value=text[:40])
     value = read(parse, text, wrong)
     if not limits[0] <= value <= limits[1]:

@@ -110,14 +110,12 @@ def prepare_command(
 
 
 def _app() -> ModuleType:
-    """The use case; --help does not wait for its import."""
     from foretrain.app import prepare
 
     return prepare
 
 
 def _options(typed: dict[str, Any]) -> "PrepareOptions":
-    """What was typed as a record. Raises UserError."""
     if typed["tokenizer"] is not None and typed["train_bpe"] is not None:
         raise UserError("usage.two_tokenizers")
     for name in ("split_documents", "out"):
@@ -180,7 +178,6 @@ def _prepare(options: "PrepareOptions", *, as_json: bool, quiet: bool) -> None:
 
 
 def _result(options: "PrepareOptions", done: "Outcome") -> dict[str, Any]:
-    """The index without its shards, and how it went."""
     result: dict[str, Any] = {
         "schema": SCHEMA, "out": options.out, "status": "stopped" if done.index is None else "finished",
         "signal": done.signal, "resumed": done.resumed, "existed": done.existed, "tokens": done.tokens,
@@ -195,8 +192,6 @@ def _result(options: "PrepareOptions", done: "Outcome") -> dict[str, Any]:
 
 
 class _Line:
-    """Progress on stderr: one live line on a terminal, a line now and then otherwise."""
-
     def __init__(self, *, quiet: bool, most: int | None) -> None:
         self.quiet, self.most, self.live = quiet, most, rewrites_lines(terminal=sys.stderr.isatty())
         self.first: Status | None = None

@@ -81,7 +81,5 @@ def _say(runs: list[Path], name: str | None, note: str | None, add: list[str], r
 
 
 def load(run: Path) -> tuple[Any, Any]:
-    """(plan, comparison) of a run; the plan that was made before it, or the same plan made now."""
-
     _, plan, comparison = of_directory(RunDirectory(run))
     return plan, comparison

@@ -33,15 +33,12 @@ SETTINGS: dict[str, tuple[type, float, float]] = {
 
 
 class Conversation:
-    """A model, how it is sampled, and what is said of both on stderr."""
-
     def __init__(self, writer: RunWriter, sampling: Sampling, tokens: int, *, quiet: bool) -> None:
         self.writer, self.sampling, self.tokens, self.quiet = writer, sampling, tokens, quiet
         self._dropped = 0
         self._open_line = False  # whether the last reply ended within a line
 
     def tell(self, id: str, **values: object) -> None:
-        """A sentence beside the text."""
         if not self.quiet:
             ERR.print(noted(say(f"chat.{id}", **values)), soft_wrap=True)
 

@@ -47,8 +47,6 @@ LINE_EVERY_S = 5.0  # a log file wants fewer lines than a terminal; metrics.json
 
 
 class Printer:
-    """Progress on stderr: one live line on a terminal, lines otherwise."""
-
     def __init__(self, quiet: bool, max_iters: int) -> None:
         self.quiet = quiet
         self.live = rewrites_lines(terminal=sys.stderr.isatty())
@@ -100,7 +98,6 @@ class Printer:
         ERR.print(text, soft_wrap=True)
 
     def end(self, event: Note) -> None:
-        """The last line: how it ended, and what to do next."""
         self._live_line.leave()
         OUT.print(Text(printable(say(event.id, **event.values))), soft_wrap=True)
 
@@ -248,8 +245,7 @@ def train_command(
 
 
 def _end_rank(error: UserError, place: Place, *, as_json: bool) -> NoReturn:
-    """Say it once, by the first rank, or by one of a machine where the others have not heard of it; and be gone, as
-    what Python does at its end would wait for the other ranks."""
+    """Print the error once, by the first rank or one of a machine that has not heard of it, and end at once."""
     if place.first or (place.local_rank == 0 and not isinstance(error, OfRank)):
         print_error(error, as_json=as_json)
     sys.stdout.flush()
@@ -260,7 +256,6 @@ def _end_rank(error: UserError, place: Place, *, as_json: bool) -> NoReturn:
 def train(
     resolved: ResolvedConfig, *, resume: bool = False, quiet: bool = False, trial: bool = True, label: Label = UNSAID
 ) -> TrainedRun:
-    """Train a resolved config with a live line; returns the record. Raises UserError."""
     printer = Printer(quiet, resolved.config.max_iters)
     return train_resolved(
         resolved,

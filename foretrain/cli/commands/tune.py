@@ -114,7 +114,6 @@ def _wanted(text: str) -> tuple[str, ...]:
 
 
 def _write(found: Tuning, path: Path, *, quiet: bool) -> None:
-    """The config, and every trial beside it. Raises UserError."""
     for each, config in ((path, to_toml(found.config)), (path.with_suffix(".json"), "")):
         writer.write_text(config or json.dumps(found.to_json(schema=SCHEMA), indent=1) + "\n", each)
     if not quiet:
@@ -154,7 +153,6 @@ class Progress:
             self._tell(say(f"tune.{id}", **values))
 
     def close(self) -> None:
-        """Take away the line that changes."""
         if self.status is not None:
             self.status.stop()
             self.status = None

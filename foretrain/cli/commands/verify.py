@@ -34,7 +34,6 @@ foretrain verify --device cpu   (8 small cases, for a machine without a card)"""
 
 
 def case_words() -> list[str]:
-    """What the names of cases are made of; a shell completes single words."""
     return list(dict.fromkeys(word.strip(",") for case in (*ON_A_CARD, *FILLING) for word in case.label.split()))
 
 
@@ -78,8 +77,6 @@ def verify_command(
 
 @dataclass(frozen=True)
 class Asked:
-    """What to run, and how much to say of it."""
-
     only: str
     again: bool
     name: str
@@ -169,7 +166,6 @@ class Progress:
             _tell("verify.done", style="dim", **told, figures=_figures(outcome))
 
     def close(self) -> None:
-        """Take away the line that changes."""
         if self.status is not None:
             self.status.stop()
             self.status = None
@@ -186,6 +182,4 @@ class Progress:
 
 
 def _figures(outcome: Outcome) -> str:
-    """A case in few words: its errors, or why there are none."""
-
     return errors_of(outcome) if outcome.status == "measured" else why(outcome).text()

@@ -80,7 +80,6 @@ def _is_empty(record: "WatchedRun") -> bool:
 
 
 def _remove(path: Path) -> None:
-    """What was made for a command that did not start, or that left nothing; nothing else is in there."""
     shutil.rmtree(path, ignore_errors=True)
 
 

@@ -43,7 +43,6 @@ class Depth:
 
     @property
     def traces(self) -> bool:
-        """Return whether the step is traced."""
         return self.exact or bool(self.python) or self.snapshot is not None
 
     @property
@@ -73,8 +72,7 @@ def unasked_progress(quiet: bool) -> Iterator[Callable[[str], None]]:
 
 
 def check_depth(depth: Depth, configs: Iterable[Path]) -> None:
-    """What can be wrong with these options, before anything is traced. Raises UserError. `configs`: files that were
-    read."""
+    """Raise UserError for what is wrong with these options, before any trace. `configs`: files that were read."""
     if depth.traces or depth.explain or depth.alloc_conf:
         exact.settings_of(alloc_conf=depth.alloc_conf)
     variable = driver_backend(os.environ)
@@ -109,7 +107,6 @@ def deepened(request: Any, plans: list[Any], depth: Depth) -> list[Any]:
 
 
 def explain_command(request: Any, plan: Any, depth: Depth, *, as_json: bool) -> None:
-    """Print where the memory goes."""
     with progress(depth.quiet) as listen:
         explanation = request.explained(plan, listen, depth.look)
     if as_json:
@@ -127,12 +124,10 @@ def searched(request: Any, plan: Any, depth: Depth) -> Largest:
 
 
 def smallest(request: Any, plan: Any, depth: Depth) -> SmallestCard:
-    """Return the smallest cards of the catalogue on which the run of a plan fits."""
     cards = [gpu for gpu in catalogue().values() if gpu.kind == "cuda"]
     with working(say("working.searching"), quiet=depth.quiet) as tell:
         return smallest_card(request.forecast(plan), cards, tell)
 
 
 def size_of(value: str, option: str) -> int | None:
-    """The bytes of an option; None where it was not given. Raises UserError."""
     return stated_bytes(value, option) if value else None

@@ -63,8 +63,6 @@ PLANS_SCHEMA = "foretrain.plan/1#plans"
 
 @dataclass(frozen=True)
 class Form:
-    """What is printed, and what was asked."""
-
     full: bool
     oneline: bool
     as_json: bool
@@ -92,7 +90,6 @@ def line(message: Message) -> None:
 
 
 def largest(plan: AnyPlan, found: Largest, form: Form) -> None:
-    """Print the largest value of an option that fits."""
     if form.as_json:
         print_json(found.to_json(schema="foretrain.plan/1#largest"))
     else:
@@ -151,7 +148,6 @@ def _shown(made: Document | Screen) -> None:
 
 
 def _changes(plan: FineTunePlan | InferencePlan) -> "tuple[Advice, ...]":
-    """What to change. The verdict stands on stderr while it is looked for."""
     verdict, found = lead_of(plan)[0].message.text(), ()
     with working(verdict) as tell:
         for number, each in enumerate(tuning.searched(plan), 1):
@@ -201,13 +197,11 @@ def exit_with(error: UserError) -> NoReturn:
 
 
 def write_config(config: RunConfig, path: Path, asked: Asked, before: dict[str, str] | None = None) -> None:
-    """The config as a file that `plan` and `train` read: what differs from the defaults, and where it is from."""
     config_writer.write_text(config_writer.short_toml(config, origin(asked), before), path)
     tell_written(path, quiet=asked.quiet)
 
 
 def origin(asked: Asked) -> tuple[str, ...]:
-    """What a written file says of where it is from."""
     command = shlex.join(("foretrain", asked.command, *asked.words, *asked.card_options()))
     return (say("written.origin", command=command, version=installed("foretrain")),)
 
@@ -218,7 +212,6 @@ def tell_written(path: Path, *, quiet: bool) -> None:
 
 
 def write_steps(plan: Plan | ClusterPlan, found: Within, path: Path, asked: Asked) -> None:
-    """The config of a plan with the steps that fit in a limit, as a file."""
     assert not isinstance(found.plan, FineTunePlan)
     before = {name: say("written.was", value=str(getattr(plan.config, name))) for name in found.changed}
     write_config(found.plan.config, path, asked, before)
@@ -272,8 +265,7 @@ def answer(context: click.Context, request: Any, words: list[str]) -> None:
 
 
 def _check_count(plans: list[Any], depth: Depth, limits: Limits, *, alone: bool) -> None:
-    """Raise UserError for what can only be asked of one card, and for readings that no card can show. `alone`: one card
-    is needed in any case."""
+    """Raise UserError for what can only be asked of one card (`alone`), and for impossible readings."""
     exact.check_readings(depth, [plan.gpu for plan in plans])
     one = depth.looks or depth.smallest_card or alone or (depth.largest and limits.asks)
     if one and len(plans) > 1:

@@ -74,8 +74,7 @@ def spelled(name: str) -> str:
 
 
 def read(context: click.Context, words: list[str]) -> PlanRequest:
-    """Return what is asked, and print its notes. Raises UserError for options that do not go with
-    it."""
+    """Return what is asked, and print its notes. Raises UserError for options that do not go together."""
     given = context.params
     gpu = given["gpu"]
     if given.get("smallest_card"):
@@ -101,8 +100,6 @@ def read(context: click.Context, words: list[str]) -> PlanRequest:
 
 
 class Copy:
-    """A stream that remembers what is written to it."""
-
     def __init__(self, stream: Any) -> None:
         self.stream, self.text = stream, ""
 
@@ -134,8 +131,7 @@ def print_kept(context: click.Context, request: PlanRequest, answer: Callable[[]
 
 
 def with_trainer(resolved: ResolvedConfig, trainer: str) -> ResolvedConfig:
-    """Return the config for the trainer that --trainer names, if it does; `ResolvedConfig.step` has the rule for the
-    rest."""
+    """Return the config for the trainer that --trainer names; `ResolvedConfig.step` has the rule for the rest."""
     if trainer:
         need_one_of("--trainer", trainer, ("foretrain", "nanogpt"))
     return replace(resolved, trainer="nanogpt" if trainer == "nanogpt" else "foretrain") if trainer else resolved

@@ -28,10 +28,7 @@ class Answer(NamedTuple):
 
 
 def asked(path: Path, words: Sequence[str], *more: str) -> subprocess.CompletedProcess[str]:
-    """`foretrain plan` with a file and options, ended. Raises UserError where it takes too long.
-
-    ./ stands before a name of the repository, as it may look like an option, a preset, stdin or an address.
-    """
+    """Run `foretrain plan` with a file (after ./) and options. Raises UserError where it takes too long."""
     named = str(path) if path.is_absolute() else os.path.join(".", path)  # noqa: PTH118 - Path drops the ./
     command = processes.command("foretrain", "plan", named, *words, *more)
     try:
@@ -44,7 +41,6 @@ def asked(path: Path, words: Sequence[str], *more: str) -> subprocess.CompletedP
 
 
 def answer(path: Path, words: Sequence[str]) -> Answer:
-    """The plan of a config with these options, in short."""
     done = asked(path, words, "--json", "--quiet")
     try:
         value = json.loads(done.stdout)

@@ -1,10 +1,9 @@
 """The hook of .pre-commit-hooks.yaml: `foretrain plan --check` of each config that is to be committed.
 
-    python -P -m foretrain.cli.repository.pre_commit "--gpu=RTX 4070" a.toml b.py
+python -P -m foretrain.cli.repository.pre_commit "--gpu=RTX 4070" a.toml b.py
 
-Options of `foretrain plan` are written with = and come first. The first word that is no option, or that names a file,
-and all after it are files; `--` may stand between. The exit code is that of the worst: 2 for a config that is wrong,
-3 for one that does not fit. Nothing of a config is run, and no GPU is needed.
+Options come first; `--` may stand between. The exit code is that of the worst: 2 for a config that is wrong, 3 for one
+that does not fit.
 """
 
 import os

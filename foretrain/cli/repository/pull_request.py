@@ -28,8 +28,6 @@ COLUMNS = ("verdict", "memory", "time", "cost")
 
 
 class Change(NamedTuple):
-    """A config before and after; None where it was not there."""
-
     path: str
     before: Answer | None
     after: Answer | None
@@ -78,7 +76,6 @@ def _after(path: Path, repository: Path, words: Sequence[str]) -> Answer:
 
 
 def safe(text: str) -> str:
-    """A text that is only a text in a cell of a Markdown table."""
     escaped = html.escape(" ".join(printable(text).split())[:LONGEST], quote=False)
     return "".join(f"&#{ord(c)};" if c in "|`*_[]()@#\\~:!" else c for c in escaped)
 

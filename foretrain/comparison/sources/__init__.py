@@ -1,8 +1,4 @@
-"""Sources of a comparison: whatever a run can be read from, as a `Subject`.
-
-A new kind is one file and one line here. A loader claims a path by its name and first bytes, and loads it; the first
-claim wins.
-"""
+"""Sources of a comparison: whatever a run can be read from, as a `Subject`; a kind is one file and one line here."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -37,7 +33,6 @@ LOADERS = (
 
 
 def load(given: SourceRequest) -> Subject:
-    """Raises UserError with one sentence for what cannot be read."""
     path = Path(given.path)
     if given.is_model:
         raise UserError("usage.compare_model", path=given.path)
@@ -58,10 +53,7 @@ def subjects_of(
     used_by_others_bytes: int = 0,
     columns: Mapping[str, str] | None = None,
 ) -> list[Subject]:
-    """Return the subjects of sources by a user's words, in that order; the rest as in `SourceRequest`.
-
-    `tell` gets what was skipped in a config, as soon as its source is read. Raises UserError, also for a single source.
-    """
+    """Return the subjects of sources by a user's words. `tell` gets what was skipped in a config. Raises UserError."""
     given = [
         replace(take_apart(word), gpu=gpu, used_by_others_bytes=used_by_others_bytes, columns=columns or {})
         for word in words

@@ -84,9 +84,7 @@ def _settings(log: TrainingLog, gpu: Gpu | None, config: RunConfig | None) -> di
 
 
 def _curves(log: TrainingLog, steady_s: float | None) -> tuple[Curve, Curve]:
-    """Return (training, validation) with the time since the start, where the log has times; unprinted steps took the
-    steady time, or the mean printed with the next one.
-    """
+    """Return (training, validation) with the time since the start; unprinted steps took the steady or mean time."""
     if steady_s is None:
         at_steps = [(number, loss, None) for number, loss in zip(log.steps.number, log.steps.loss, strict=True)]
         lost = [(one.step, math.nan if one.val_loss is None else one.val_loss, None) for one in log.evaluations]

@@ -137,10 +137,7 @@ def _tokenizer_here(name: str) -> str:
 
 
 def with_forecast(subject: Subject, config: RunConfig, gpu: Gpu | None, step: StepName) -> Subject:
-    """Add what the config settles; speed and memory are predicted where they were not measured.
-
-    Raises UserError where the card cannot run the config.
-    """
+    """Add what the config settles, predicted where not measured. Raises UserError where the card cannot run it."""
     known = settings.of_config(config, gpu, step)
     subject = replace(
         subject, config=config, gpu=gpu, step=step, settings=known | subject.settings,

@@ -22,8 +22,8 @@ OWN_KEYS = ("gpu", "used_by_others", "bytes_per_token", "tokens_per_step", "run"
 
 @dataclass(frozen=True)
 class SourceRequest:
-    """One source. `words`: its config as in `plan`; `own`: keys of this command; `tables`: further exports of it.
-    `gpu`, `used_by_others_bytes`: for all sources, from the command line; `columns`: role -> column.
+    """One source. `words`: its config; `own`: keys of this command; `tables`: further exports; `columns`: role ->
+    column.
     """
 
     path: str

@@ -33,7 +33,6 @@ def claims(path: Path, head: bytes) -> bool:
 
 
 def load(given: SourceRequest) -> Subject:
-    """Raises UserError where there is no run, its record is damaged, or its output is no training log."""
     return of(given, RunDirectory(folder_of(Path(given.path))))
 
 

@@ -1,8 +1,7 @@
 """Tables exported by trackers: CSV, TSV, JSON and JSON lines, as columns of numbers or None.
 
-wandb's chart export ("Step", "NAME - train/loss", "…__MIN", "…__MAX"); wandb's history, a record for each step
-("_step", "_runtime", …), and trackio's CSV ("step", "timestamp", …); TensorBoard's download ("Wall time,Step,Value", or
-[[wall time, step, value], …]).
+wandb's chart export ("Step", "NAME - train/loss", "…__MIN"); wandb's history ("_step", "_runtime"), trackio's CSV
+("step", "timestamp"); TensorBoard's download ("Wall time,Step,Value", or [[wall time, step, value], …]).
 """
 
 import csv

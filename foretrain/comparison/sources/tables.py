@@ -1,7 +1,4 @@
-"""A tracked run, or its export, as a subject: losses, and speed from a column or the time stamps.
-
-TensorBoard's values are float32; those of the others are exact.
-"""
+"""A tracked run, or its export, as a subject: losses, and speed from a column or the time stamps."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -121,9 +118,7 @@ def _tokens_per_step(roles: dict[str, dict[int, float]]) -> int | None:
 
 
 def _times(roles: dict[str, dict[int, float]], seconds: dict[int, float]) -> tuple[tuple[float, ...], tuple[int, ...]]:
-    """Return steady step times, and each one's step after the first: as logged, else from tokens/s, else from the time
-    stamps of neighbouring records.
-    """
+    """Return steady step times, and each one's step after the first: as logged, else from tokens/s or time stamps."""
     column = roles.get("step_s") or {step: ms / 1e3 for step, ms in roles.get("step_ms", {}).items()}
     tokens = _tokens_per_step(roles)
     if not column and tokens and roles.get("tokens_per_s"):
@@ -151,7 +146,6 @@ def is_tracked(path: Path, head: bytes) -> bool:
 
 
 def load_tracked(given: SourceRequest) -> Subject:
-    """Raises UserError where the run is damaged, or its library is missing."""
     path = Path(given.path)
     kept = trackers.read(path, given.own.get("run"))
     step = column_of("step", counts_of(kept.rows), given.columns)

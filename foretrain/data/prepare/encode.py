@@ -1,7 +1,4 @@
-"""A tokenizing worker process: batches of documents in, ids with a separator after each document out.
-
-The tokenizer is loaded from a folder where the parent saved it, so no worker needs a network.
-"""
+"""A tokenizing worker: documents in, ids with separators out. It loads the tokenizer from a folder of the parent."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -42,10 +39,7 @@ class Range(Record):
 
 
 def can_serve(job: Job, *, dedup: bool) -> bool:
-    """Return whether workers can read this source: plain JSON lines on this machine, in their own order.
-
-    Duplicates must be known in the order of the documents, before they are tokenized.
-    """
+    """Return whether workers can read this source: plain JSON lines on this machine, in their own order, no `dedup`."""
     plain = all(file.kind == "jsonl" and not file.compression and not file.remote for file in job.files)
     return plain and not job.shuffle_buffer and not dedup
 
@@ -224,8 +218,8 @@ def encode_batch(
 ) -> tuple[np.ndarray, np.ndarray, int]:
     """Return (all ids with separators, tokens of each document, how many documents hold the separator as text).
 
-    keep: (documents) of 0 (left out: no tokens), KEEP_TRAIN or KEEP_VAL; the ids are those of the train documents and
-    then those of the validation documents. Raises UserError 'data.id_overflow' for an id that the dtype cannot hold.
+    keep: (documents) of 0 (left out), KEEP_TRAIN or KEEP_VAL; ids of train documents come first. Raises UserError
+    'data.id_overflow'.
     """
     limit = int(np.iinfo(np.dtype(dtype)).max)
     order = [i for split in (KEEP_TRAIN, KEEP_VAL) for i in np.flatnonzero(keep == split).tolist()]

@@ -42,8 +42,7 @@ def prepare(
 ) -> Outcome:
     """Prepare, or resume, the dataset in `options.out`.
 
-    should_stop: the name of a received signal, or ''. Raises UserError 'data.…', 'disk.full_prepare',
-    'disk.no_room_prepare', 'environment.…'; committed work stays, and the same command resumes it.
+    should_stop: the name of a received signal, or ''. Raises UserError; the same command resumes committed work.
     """
     folder = Path(options.out)
     if any(Path(source).is_dir() and Path(source).resolve() == folder.resolve() for source in options.sources):
@@ -123,10 +122,7 @@ def _identity(options: PrepareOptions, sources: SourceList, info: TokenizerInfo)
 
 
 def _check_room(run: Run, saved: Path, snapshot: Snapshot | None) -> None:
-    """Raise UserError 'disk.no_room_prepare' where the rest does not fit on the disk.
-
-    Nothing is sampled where even a token for each byte would fit.
-    """
+    """Raise UserError 'disk.no_room_prepare' where the rest does not fit on the disk."""
     free, total = writer.free_bytes(run.folder), run.sources.total_bytes
     packed = any(file.compression or file.kind == "parquet" for file in run.sources.files)
     if total is None or total * 4 * (_MOST_PACKED if packed else 1) < free:

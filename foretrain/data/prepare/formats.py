@@ -1,7 +1,6 @@
-"""Documents of one file: text, JSON lines, Parquet, compressed or not, in bounded pieces. Runs in the reader process.
+"""Documents of one file: text, JSON lines, Parquet, compressed or not, in bounded pieces, each with its place.
 
-Each document comes with the place after it, where reading can resume. Nothing larger than the cap of a document is ever
-held, whatever a file claims, and every fault is one UserError with file and line.
+Nothing larger than the cap of a document is ever held, and every fault is one UserError with file and line.
 """
 
 import json

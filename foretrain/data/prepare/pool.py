@@ -70,10 +70,7 @@ class Reader:
 
 @dataclass
 class Encoded:
-    """Documents as ids: those of the train documents, then those of validation.
-
-    (n) of each document: lengths in bytes, tokens and keep (its split), both 0 where it is left out.
-    """
+    """Documents as ids, train before validation; of each, (n): bytes, tokens, keep (its split), 0 where left out."""
 
     lengths: np.ndarray
     tokens: np.ndarray

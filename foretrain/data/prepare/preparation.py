@@ -1,7 +1,6 @@
 """One preparation from a snapshot to its end: batches to the workers, their ids to the shards, snapshots in between.
 
-The reader's order makes the shards independent of the number of workers; a snapshot between two batches holds all that
-decides the rest.
+The shards do not depend on the number of workers; a snapshot holds all that decides the rest.
 """
 
 import hashlib

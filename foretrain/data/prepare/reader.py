@@ -1,8 +1,6 @@
 """The reader process: documents of all sources in their order, shuffled in windows, as batches with positions.
 
-One process and one order make the shards independent of the number of workers. Windows make shuffling resumable without
-keeping text: window k is shuffled by (seed, k), and a position is where the window begins and how many of its documents
-are out. First it estimates how much text the files hold, from a few of them.
+Window k is shuffled by (seed, k), and a position is where it begins and how many of its documents are out.
 """
 
 import contextlib
@@ -29,10 +27,7 @@ MOST_BYTES = 4 * 2**20  # of text, from all of them together
 
 
 class Position(Record):
-    """Where reading resumes: a window begins `records` into file `file`; `out` of its documents are out.
-
-    empty, bad and replaced count what came before the window. `offset` is of uncompressed files.
-    """
+    """Where reading resumes: `records` into `file`, `out` of the window are out; the counts are of what came before."""
 
     file: int = 0
     records: int = 0
@@ -162,10 +157,7 @@ def serve(job: Job, send: Send) -> None:
 
 
 class FileSample(Record):
-    """The sample of one file: `text_bytes` in `documents`; `file_text_bytes` and `read_bytes` are for all of it.
-
-    read_bytes: of the file itself, read (or fetched) for its text.
-    """
+    """The sample of one file; `file_text_bytes` and `read_bytes` (read or fetched) are for all of it."""
 
     size_bytes: int
     text_bytes: int

@@ -43,10 +43,7 @@ class SourceList(Record):
 
 
 def expand(words: Sequence[str]) -> SourceList:
-    """Return the files of SOURCE…, folders and globs sorted by name, each file once.
-
-    Raises UserError 'data.source_missing', 'data.source_nothing' and 'usage.two_stdins'.
-    """
+    """Return the files of SOURCE…, folders and globs sorted by name, each file once. Raises UserError."""
     files: dict[str, SourceFile] = {}
     left_out: Counter[str] = Counter()
     for word in words:
@@ -164,9 +161,7 @@ DEFAULT_DOCUMENT_BYTES = 16 * 2**20
 
 
 class PrepareOptions(Record):
-    """`tokenizer`: byte, gpt2 and other names of tiktoken's, or a path of a tokenizer.json; `train_bpe`: the size of a
-    vocabulary to train instead. `max_tokens` None: all of the source.
-    """
+    """`tokenizer`: a name, or a path of a tokenizer.json; `train_bpe`: the size of a vocabulary to train instead."""
 
     sources: tuple[str, ...]
     out: str

@@ -1,7 +1,6 @@
 """Token shards as they grow: each is written beside its place, and renamed when it is complete and synced.
 
-A snapshot has the growing shard's size and digest: a resumed preparation cuts the file there, verifies it, and
-continues.
+A resumed preparation cuts the growing shard at the snapshot's size and verifies it.
 """
 
 import errno
@@ -323,10 +322,8 @@ def _differences(now: dict[str, Any], before: dict[str, Any], what: str = "") ->
 
 
 def finished(folder: Path, now: Identity) -> DatasetIndex | None:
-    """Return the index of a folder with the same, finished preparation; None where there is none.
-
-    Raises UserError 'data.other_preparation' for another one, and 'data.prepared_damaged' where a shard is missing or
-    has another size.
+    """Return the index of a folder with the same, finished preparation; None where there is none. Raises UserError
+    'data.other_preparation', 'data.prepared_damaged'.
     """
     if not (folder / INDEX).is_file():
         return None

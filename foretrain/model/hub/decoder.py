@@ -50,9 +50,8 @@ JOINING = ("gpt_neox", "phi", "phi3", "glm", "glm4")
 class Build:
     """How layers are built.
 
-    `adapted`: roles of linear layers that get an adapter; `packed`: the 4-bit form of the blocks' weights; `liger`,
-    `unsloth`: whose functions replace transformers'; `cached`: in which modes (training or not) keys and values are
-    copied.
+    `adapted`: roles of linear layers that get an adapter; `packed`: the 4-bit form of the blocks' weights; `cached`: in
+    which modes (training or not) keys and values are copied.
     """
 
     def __init__(
@@ -405,9 +404,8 @@ class ParallelBlock(nn.Module):
 class Decoder(nn.Module):
     """The model with its loss.
 
-    `checkpointing`: recompute each block in backward; `reentrant`: by the older implementation; `offloads`: block
-    inputs are on the host until then, except the last block's after the first pass; `keeps_logits`: an evaluation wants
-    them; `tiled`: the loss is TRL's; `returns_logits`: beside the loss.
+    `reentrant`: checkpointing by the older implementation; `offloads`: block inputs are on the host until backward;
+    `tiled`: the loss is TRL's; `keeps_logits`: an evaluation wants them; `returns_logits`: beside the loss.
     """
 
     def __init__(

@@ -41,9 +41,8 @@ class Conv1D(nn.Module):
 class Packed(NamedTuple):
     """How weights are packed.
 
-    `compute`: the dtype of matmuls; `stored`: the dtype before packing, and after unpacking; `nested`: scales are in 8
-    bits; `bits`: 4, or 8 as LLM.int8; `holds`: an 8-bit layer holds its input outside checkpoints, as MatMul8bitLt
-    does.
+    `compute`: the dtype of matmuls; `stored`: before packing; `nested`: scales are in 8 bits; `bits`: 4, or 8 as
+    LLM.int8; `holds`: an 8-bit layer holds its input outside checkpoints, as MatMul8bitLt does.
     """
 
     compute: Any
@@ -72,10 +71,7 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None, scales: Tensor | No
 
 
 class Linear4bit(nn.Module):
-    """A frozen linear layer in 4 bits (NF4, arXiv:2305.14314), which returns the dtype of its input.
-
-    It has no values, only sizes: two weights take a byte, 64 of them have a scale.
-    """
+    """A frozen linear layer in 4 bits (NF4, arXiv:2305.14314): sizes only, two weights a byte, a scale for 64."""
 
     def __init__(self, n_in: int, n_out: int, bias: bool, packed: Packed) -> None:
         super().__init__()

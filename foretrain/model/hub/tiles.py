@@ -38,9 +38,7 @@ def _on_a_card(x: Tensor) -> bool:
 
 
 class _Sums:
-    """Running sums over the vocabulary for each token: the largest logit, the sum of exponentials, the label's own
-    logit.
-    """
+    """Running sums over the vocabulary for each token: the largest logit, the sum of exponentials, the label's own."""
 
     def __init__(self, x: Tensor) -> None:
         N = x.shape[0]
@@ -101,9 +99,7 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor, kind: str) -> None:
 
 
 class _LogProbs(torch.autograd.Function):
-    """ChunkedLogProbFunction for SFTTrainer: log-probability of each label, entropy, whether the label is the
-    likeliest.
-    """
+    """ChunkedLogProbFunction for SFTTrainer: log-probability of each label, entropy, whether it is the likeliest."""
 
     @staticmethod
     def forward(

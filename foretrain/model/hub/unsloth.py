@@ -86,10 +86,9 @@ def normed_rotary(q: Tensor, k: Tensor, of_q: Tensor, of_k: Tensor, cos: Tensor,
 
 
 class Adapted(NamedTuple):
-    """A frozen layer without a bias and its adapter.
+    """A frozen layer and its adapter.
 
-    `dense(shared)`: the weight, out x in; one in 4 bits is unpacked, into the common buffer where `shared`. `a`: r x
-    in; `b`: out x r; `dropout`: p in training.
+    `dense(shared)`: the weight, out x in, unpacked into the common buffer where `shared`; `a`: r x in; `b`: out x r.
     """
 
     dense: Callable[[bool], Tensor]

@@ -1,7 +1,4 @@
-"""A step's model shared among several cards by PyTorch's own DDP, ZeRO-1 or FSDP2, wrapped from outside.
-
-Models are written for one device. A trace runs the same wrapping on a process group without peers.
-"""
+"""A step's model shared among several cards by PyTorch's own DDP, ZeRO-1 or FSDP2, wrapped from outside."""
 
 import contextlib
 import inspect
@@ -88,8 +85,7 @@ class Parallel:
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Run the backward pass of a micro-batch.
 
-        After a failed pass DDP waits for gradients, and would send them as soon as some come. So they bypass it until
-        the last micro-batch of the step.
+        After a failed pass DDP waits for gradients, so they bypass it until the last micro-batch.
         """
         if self._stale and not last:
             trained = [p for p in self.model.parameters() if p.requires_grad]
@@ -101,9 +97,8 @@ class Parallel:
             self._stale = False
 
     def broken_off(self) -> bool:
-        """Note that a step's passes failed; return whether they can be repeated, as nothing has been sent.
-
-        FSDP sends and gathers in every pass, so the other ranks would wait forever.
+        """Note that a step's passes failed; return whether they can be repeated: not with FSDP, which sends in every
+        pass.
         """
         if not isinstance(self.call, DistributedDataParallel):
             return False
@@ -115,11 +110,9 @@ class Parallel:
         return True
 
     def catch_up(self, loss: Callable[[], Tensor]) -> None:
-        """Bring a process that is `behind` to its state after a step, by a pass of this loss whose gradients are
-        dropped.
+        """Bring a process that is `behind` to its state after a step, by a pass whose gradients are dropped.
 
-        DDP lays out its buckets after the first step in the order of gradients, and three ranks or more then sum in
-        another order: without this the resumed run would not be bit for bit the same.
+        DDP lays out its buckets after the first step, so a resumed run would otherwise sum in another order.
         """
         if self.behind and isinstance(self.call, DistributedDataParallel):
             device = next(self.model.parameters()).device
@@ -142,9 +135,7 @@ class Parallel:
 
 
 def _move_rest(model: nn.Module, blocks: set[nn.Module], device: torch.device) -> None:
-    """Move all but the blocks to the device: modules that hold blocks one by one, the others at once, as they
-    may tie.
-    """
+    """Move all but the blocks to the device: modules that hold blocks one by one, others at once, as they may tie."""
     above = [part for part in model.modules() if part not in blocks and not blocks.isdisjoint(part.modules())]
     others = [child for part in above for child in part.children() if child not in blocks and child not in above]
     nn.ModuleList(others).to(device)

@@ -1,8 +1,7 @@
 """Tensors in safetensors files, whole or in parts: every rank writes its rows into a file of its own.
 
-The header says at which row each part begins, as in torch.distributed.checkpoint's own files, so its
-HuggingFaceStorageReader reads ours. That package does not write them here: it has no checksums, copies a file in
-memory, and sends plans between ranks as pickles.
+The header says where each part begins, so PyTorch's HuggingFaceStorageReader reads ours. Its writer has no checksums,
+copies a file in memory, and sends plans as pickles.
 """
 
 import contextlib

@@ -1,8 +1,4 @@
-"""Messages between the ranks of a run, as JSON: each tells its result, or why it failed.
-
-They use a group of their own on the host, so that nothing gets between the collectives of a step, and another thread
-may talk beside the training.
-"""
+"""Messages between the ranks of a run, as JSON, over a group of their own on the host."""
 
 import json
 from collections.abc import Callable

@@ -1,7 +1,6 @@
 """Which rows of a tensor a rank has, and which of these it writes.
 
-PyTorch shards a tensor into one run of rows per rank, each ceil(rows / ranks) long, so the last may be short or empty
-(torch/distributed/tensor/placement_types.py). Ranks divide equal copies among themselves, so that all write.
+PyTorch gives each rank ceil(rows / ranks), so the last may have none (torch/distributed/tensor/placement_types.py).
 """
 
 from collections.abc import Sequence

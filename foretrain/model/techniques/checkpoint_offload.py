@@ -8,9 +8,7 @@ from foretrain.model.techniques.technique import Options, Technique
 
 
 class CheckpointOffload(Technique):
-    """The input of each checkpointed block but the last is on the host (model/host_memory.py). Copies overlap with
-    compute.
-    """
+    """The input of each checkpointed block but the last is on the host (model/host_memory.py), copied meanwhile."""
 
     id = "checkpoint_offload"
     options: Mapping[str, Any] = {"activation_checkpointing": True, "checkpoint_offload": True}

@@ -7,9 +7,7 @@ from foretrain.model.techniques.technique import Options, Technique
 
 
 class CompileBlocks(Technique):
-    """A graph returns its gradients at its end: one of the whole model holds all of them in half precision, one per
-    block does not.
-    """
+    """One graph of the model holds all gradients in half precision until its end; one per block does not."""
 
     id = "compile_blocks"
     options: Mapping[str, Any] = {"compile_blocks": True}

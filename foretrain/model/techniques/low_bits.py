@@ -15,18 +15,14 @@ def n_chunks(numel: int) -> int:
 
 @dataclass(frozen=True)
 class LowBits:
-    """How moments are stored: `bits` of a code, elements of a `block` with one scale, bytes per element at the update's
-    peak.
-    """
+    """How moments are stored: `bits` of a code, elements of a `block` with one scale, bytes per element at the peak."""
 
     bits: int
     block: int
     at_once_bytes: int
 
     def temporary_bytes(self, largest: int) -> int:
-        """Return what an update takes for a moment: both fp32 moments of a chunk of the largest parameter, and one of
-        them as bfloat16 and as int32 codes (tests/model/test_low_bit_adamw.py).
-        """
+        """Return what an update takes for a moment: fp32 moments of the largest chunk, one also as codes."""
         return self.at_once_bytes * min(CHUNK, largest)
 
     def n_blocks(self, numel: int) -> int:

@@ -7,9 +7,7 @@ from foretrain.model.techniques.technique import Options, Technique
 
 
 class MasterWeights(Technique):
-    """The model runs without autocast: the residual stream and what norms save are half precision, too
-    (model/master.py).
-    """
+    """The model runs without autocast: residual stream and norms are half precision, too (model/master.py)."""
 
     id = "master_weights"
     options: Mapping[str, Any] = {"master_weights": True}

@@ -21,8 +21,8 @@ class Muon(Optimizer):
         return is_block_matrix(name, shape)
 
     def operations(self, ops: Any, config: RunConfig, dtype: Dtype) -> None:
-        """Add momentum in fp32, and Newton-Schulz of a rows x columns matrix, rows <= columns, in half precision: three
-        matmuls per iteration, 5·(4·rows²·columns + 2·rows³) FLOPs.
+        """Add momentum in fp32, and Newton-Schulz in half precision: 5·(4·rows²·columns + 2·rows³) FLOPs, rows <=
+        columns.
         """
         low = 4 if dtype == "float32" else 2
         for shape, count in ModelShape.of(config).block_matrices.items():

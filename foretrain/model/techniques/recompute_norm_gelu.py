@@ -1,7 +1,4 @@
-"""Recomputation of cheap tensors only, the inputs of linear layers, and of no matmul. No torch.
-
-Chen et al. 2016 (arXiv:1604.06174) drop whole segments; llm.c's `-r 2` recomputes GELU and LayerNorm alone.
-"""
+"""Recomputation of the inputs of linear layers, and of no matmul, as llm.c's `-r 2` of GELU and LayerNorm. No torch."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -23,10 +20,7 @@ def _keep_matmuls(context: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def forward_of_block() -> Callable[[Any, Any], Any]:
-    """Return the forward pass of GPT-2's block that saves neither the norms' outputs nor the GELU's.
-
-    An eager second pass stops at the last tensor that backward needs, before the matmul.
-    """
+    """Return the forward pass of GPT-2's block that saves neither the norms' outputs nor the GELU's."""
     import torch
     from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 

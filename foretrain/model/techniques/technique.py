@@ -1,8 +1,4 @@
-"""One way to make a run smaller or faster. No torch.
-
-Each has a file beside this one, which nothing else names, and an option in config/options.py. The estimate runs the
-model's own code as `change` leaves it, and the trace the real step.
-"""
+"""One way to make a run smaller or faster: a file beside this one, and an option in config/options.py. No torch."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -17,11 +13,7 @@ Options = Mapping[str, Any]
 
 
 class Technique:
-    """A subclass says what differs.
-
-    tests/model/test_techniques.py checks each: on its reference config the traced peak falls, losses are unchanged
-    where it claims exactness, it works beside every other one that no rule forbids, estimate and trace agree.
-    """
+    """A subclass says what differs; tests/model/test_techniques.py checks each on its reference config."""
 
     id: str
     options: Mapping[str, Any]  # what switches it on

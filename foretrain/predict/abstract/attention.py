@@ -41,9 +41,7 @@ def _by_rows(like: Tensor, width: int, place: str | None = None) -> Tensor:
 
 
 def _laid_out(kind: str, like: Tensor, width: int) -> Tensor:
-    """Lay out as FlashAttention and cuDNN write a result: heads and tokens in the input's order (empty_like in
-    flash_api.cpp); the other kernels write by rows.
-    """
+    """Lay out as FlashAttention and cuDNN write it, in the input's order (flash_api.cpp); others write by rows."""
     B, H, T, _ = like.shape
     if kind in ("flash", "cudnn") and m.machine().cuda and like.strides[1] > like.strides[2] and int(T) > 1:
         return allocate((B, H, T, width), like.dtype, _place())
@@ -160,8 +158,8 @@ def _math(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
 
 
 def _weights(matmuls: list[Tensor], dropout: float) -> list[Tensor]:
-    """Return the softmax of the scores, which are taken out of their list, with dropout its mask, and the factor of the
-    values. A boolean tensor finds rows without a single finite score (_safe_softmax).
+    """Return the softmax (_safe_softmax) of the scores, taken out of their list, its dropout mask, and the values'
+    factor.
     """
     scores = matmuls.pop()
     shape = scores.shape
@@ -177,9 +175,7 @@ def _weights(matmuls: list[Tensor], dropout: float) -> list[Tensor]:
 def _math_backward(
     low: m.DType, lays_out: bool, shape: tuple[int, ...], saved: list[Any], grads: list[Tensor]
 ) -> Grads:
-    """Go back through the matmul, dropout, softmax, the matmul of q and k, their scaling, and the casts; unwanted
-    gradients are not made.
-    """
+    """Go back through matmul, dropout, softmax, matmul of q and k, scaling and casts, for wanted gradients."""
     q, k, softmax, *mask, dropped, v = saved
     saved.clear()
     grad = grads.pop()

@@ -229,9 +229,7 @@ class Holder:
 
 
 class Checkpoint:
-    """One call of a function whose saved tensors are recomputed (torch.utils.checkpoint). `whole`: to its end, as the
-    reentrant kind does before its backward pass, which holds the result and its gradient meanwhile.
-    """
+    """One call whose saved tensors are recomputed (torch.utils.checkpoint); `whole`: to its end, if reentrant."""
 
     def __init__(self, call: Callable[..., Any], args: tuple[Any, ...], *, whole: bool) -> None:
         self.call, self.args, self.whole = call, args, whole
@@ -297,9 +295,7 @@ class Checkpoint:
 
 
 class _Recomputation:
-    """Keeps what a second run saves where its place still exists, until that is all; the run's own graph keeps it too.
-    Where the run goes to its end (`whole`), backward takes what is kept here.
-    """
+    """Keeps what a second run saves where its place still exists; with `whole` backward takes what is kept here."""
 
     def __init__(self, places: "list[ref[Holder]]", *, whole: bool) -> None:
         self.places, self.whole, self.count = places, whole, 0

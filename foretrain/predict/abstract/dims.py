@@ -42,9 +42,7 @@ class Dim(int):
 
 
 def factors(item_bytes: int, shape: Sequence[int], together: bool = True) -> tuple[Any, ...]:
-    """Return (coefficient, letters …) of a tensor's bytes: (8, "B", "T", "C"). All heads together are C, or A where
-    each is padded to a width E; not `together` where heads have other widths than C / H.
-    """
+    """Return (coefficient, letters …) of a tensor's bytes: (8, "B", "T", "C"); C: heads `together`, A: padded."""
     coefficient: int | float = item_bytes
     letters: list[str] = []
     for size in shape:
@@ -66,8 +64,8 @@ WHOLE = {("H", "D"): "C", ("H", "E"): "A", ("K", "G"): "H"}
 
 
 class Kernel(NamedTuple):
-    """One launch, or several alike. `item_bytes`: of what it computes with; `shape`: (m, n, k) of a matmul, (B, H, T,
-    D) of attention, else empty; `reads`, `writes`: bytes of an element and shape of each tensor.
+    """One launch or several. `shape`: (m, n, k) of a matmul, (B, H, T, D) of attention; `reads`, `writes`: of each
+    tensor.
     """
 
     layer: int
@@ -95,9 +93,7 @@ def _elements(shape: tuple[int, ...]) -> int:
 
 
 class Launch(NamedTuple):
-    """A kernel for any sizes: its shape (elements, where it is neither of the two) and its bytes as (coefficient,
-    letters …).
-    """
+    """A kernel for any sizes: its shape (else elements) and its bytes as (coefficient, letters …)."""
 
     name: str
     kind: Any  # speed/ops.py, Kind

@@ -23,9 +23,7 @@ REDUCED_BYTES = 4  # gradients are summed over ranks in fp32
 
 
 class ShardingMachine(m.Machine):
-    """A gradient has the dtype of the gathered weight, and waits for the others of its block. `adds`: it is added to an
-    unreduced one.
-    """
+    """Gathered weights' gradients wait for the others of their block; `adds`: to an unreduced one."""
 
     wide_gradients = adds = False
 
@@ -42,8 +40,8 @@ class Group:
     """Weights that are gathered together. `letters` stand for their elements, all pieces of all ranks, and for those of
     one rank; `sizes`: the first of each weight; `widths`: bytes of a gathered element.
 
-    Factors of sizes: `cast`, its own piece in the gathered dtype; `gathered`; `sent`, its gradients; `summed`, its own
-    piece of these; `kept`, the same where it gets another dtype.
+    Factors: `cast`, its piece in the gathered dtype; `sent`, its gradients; `summed`, its piece of these; `kept`, that
+    in another dtype.
     """
 
     widths: list[int]
@@ -64,9 +62,7 @@ class Group:
     def of_letters(
         cls, letters: tuple[str, str], parameters: Iterable[Parameter], sharing: Sharing, layer: int, *, half: bool
     ) -> "Group":
-        """Return weights in fp32 that are gathered in half precision or as they are, and whose gradients are summed in
-        fp32.
-        """
+        """Return fp32 weights, gathered as they are or in half precision, whose gradients are summed in fp32."""
         found, (letter, piece), width = cls(parameters, sharing, layer, reshards=sharing.way.reshards), letters, 4
         if half:
             width = 2
@@ -86,10 +82,9 @@ class Group:
 
 
 class FullyShard(OneCard):
-    """`groups`: in the order in which their forward passes end, the last of them around all others. `outer`: those that
-    are gathered before all others, and whose gradients are summed last. `widens`: gradients that are held back become
-    fp32; `adds`: later ones are added to them at once; `waits`: only the last micro-batch of a step waits for what is
-    on its way.
+    """`groups`: in the order in which their forward passes end, the last around all others. `outer`: gathered first,
+    summed last. `widens`: gradients that are held back become fp32; `adds`: later ones are added to them at once;
+    `waits`: only the last micro-batch of a step waits for what is on its way.
     """
 
     machine, adds, waits = ShardingMachine, False, True
@@ -126,7 +121,6 @@ class FullyShard(OneCard):
         model.forward = partial(self._around, model.forward)
 
     def _own(self, *outer: Group) -> None:
-        """Take those around all others, too."""
         self.outer = list(outer)
         for group in outer:
             group.is_outer = True

@@ -267,9 +267,7 @@ def aminmax(x: Tensor, dim: Any = None, keepdim: bool = False) -> tuple[Tensor, 
 
 
 def vector_norm(x: Tensor, *, dim: int, keepdim: bool = False, dtype: DType | None = None) -> Tensor:
-    """Return the root of the sum of squares over a dimension; for one scattered in memory, as of a transposed weight,
-    blocks make partial results.
-    """
+    """Return the root of the sum of squares over a dimension; scattered in memory, blocks make partial results."""
     out = along(x, dim, keepdim, dtype)
     if m.machine() is not None and m.machine().cuda:
         card, sizes = m.machine().card, [Dimension(int(n), int(s)) for n, s in zip(x.shape, x.strides, strict=True)]
@@ -293,9 +291,7 @@ def mean(x: Tensor, dim: Any = None, keepdim: bool = False, dtype: DType | None 
 
 
 def autocast(x: Tensor | None) -> Tensor | None:
-    """Return x as a matmul takes it. The copy of a leaf that wants a gradient lives until the context ends, and with it
-    the leaf, which the copy's graph holds (cached_cast).
-    """
+    """Return x as a matmul takes it; the copy of a leaf, and so the leaf, lives to the context's end (cached_cast)."""
     machine = m.machine()
     low = machine.low
     if x is None or not machine.autocasting or low is None or x.dtype.itemsize < 4 or x.dtype == int64:
@@ -309,9 +305,7 @@ def autocast(x: Tensor | None) -> Tensor | None:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return x·Wᵀ + b over the last dimension. Without a bias the weight's gradient is made before x's (mm), with one
-    after it (addmm).
-    """
+    """Return x·Wᵀ + b; without a bias the weight's gradient is made before x's (mm), with one after it (addmm)."""
     # GCC, which compiles autocast's wrapper, evaluates arguments from the right: x is cast last, its gradient first.
     bias = autocast(bias)
     weight = autocast(weight)  # type: ignore[assignment]
@@ -417,8 +411,8 @@ def addmm_(total: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 def softmax(x: Tensor, dim: int = -1, dtype: DType | None = None) -> Tensor:
-    """Return the softmax, by autocast in fp32. A card's kernel reads fp16 and writes fp32 (softmax in aten SoftMax.cpp,
-    `half_to_float`); other dtypes are first copied in fp32.
+    """Return the softmax, by autocast in fp32, which a card's kernel makes of fp16 itself (SoftMax.cpp,
+    `half_to_float`).
     """
     kind = dtype or (float32 if m.machine().autocasting else x.dtype)
     if not (m.machine().cuda and x.dtype == float16 and kind == float32):
@@ -448,9 +442,7 @@ def mm(x: Tensor, y: Tensor, *, out: Tensor | None = None, out_dtype: DType | No
 
 
 def _ran_mm(out: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Distinguish a linear layer's matmuls: a weight's gradient sums over tokens, an input's takes the weight as it
-    lies.
-    """
+    """Distinguish a linear layer's matmuls: a weight's gradient sums over tokens, an input's reads the weight."""
     kind = "matmul"
     if len(y.shape) == 2:
         tokens = not {"B", "T", "n"}.isdisjoint(getattr(x.shape[-1], "letters", ()))
@@ -526,8 +518,8 @@ def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, **_: Any) -> Tensor:
-    """log_softmax and nll_loss. On CUDA log_softmax keeps the dtype of the logits and nll_loss takes an fp32 copy (aten
-    LossNLL.cpp); on a CPU autocast casts the logits to fp32 first.
+    """log_softmax and nll_loss, which on CUDA takes an fp32 copy (LossNLL.cpp); a CPU's autocast casts the logits
+    first.
     """
     machine = m.machine()
     machine.name = "loss"
@@ -561,9 +553,7 @@ def scaled_dot_product_attention(
     q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
     scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
-    """See attention.py. Before torch 2.0 nanoGPT writes it out: scaled, masked, dropped. A boolean mask becomes added
-    numbers (convert_boolean_attn_mask).
-    """
+    """See attention.py; before torch 2.0 written out. Boolean masks become numbers (convert_boolean_attn_mask)."""
     q, k, v = autocast(q), autocast(k), autocast(v)  # type: ignore[assignment]
     if m.machine().attention(wants(q, k, v)) == "written":
         m.machine().name = "attention"

@@ -18,15 +18,15 @@ Value = tuple[int, int]  # a tensor, and the kernel that made it as it is; -1: i
 
 
 def fused(kernels: Sequence[Kernel], outputs: set[int], softmax_reads: int, alone: str = "") -> list[Kernel]:
-    """Return the kernels of a compiled pass; `outputs`: tensors that are read after it, `softmax_reads`: of the logits,
-    `alone`: the name of those that are not fused.
+    """Return the kernels of a compiled pass; `outputs`: read after it, `softmax_reads`: of the logits, `alone`: not
+    fused.
     """
     return _Fusion(kernels, outputs, softmax_reads, alone).kernels()
 
 
 class _Fusion:
-    """`group`: of each kernel, by its first one; `stored`: values in memory. `stays`, `sums`, `apart`: of each kernel,
-    whether it stays as it is, sums rows, and is joined with no other.
+    """`group`: of each kernel, by its first; `stored`: in memory. `stays`, `sums`, `apart`: of each, whether it stays
+    alone.
     """
 
     def __init__(self, kernels: Sequence[Kernel], outputs: set[int], softmax_reads: int, alone: str) -> None:

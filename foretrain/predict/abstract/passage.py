@@ -1,8 +1,7 @@
 """The events of a pass: allocations and frees, recorded from a few layers and unrolled to all of them. No torch.
 
-Layers of one kind leave the same events on other tensors. So a pass is run with at most four layers of each kind, and
-the second one's events are repeated for those left out. Where two layers of a kind differ, the pass is run with all of
-them.
+Layers of one kind leave the same events, so at most four of each are run, and the second one's events repeated. Where
+two of a kind differ, the pass is run with all.
 """
 
 from collections import Counter
@@ -77,9 +76,7 @@ class Recorder:
         return serial
 
     def free(self, serial: int) -> None:
-        """Order storages that end together by age: the order of a function's variables varies between versions of
-        Python, without effect on the allocator.
-        """
+        """Order storages that end together by age, as Python's versions differ, without effect on the allocator."""
         if self.ended:
             return
         event, at = Event(~serial, self.layer, self.moment), len(self.events)
@@ -144,9 +141,7 @@ class _Unroller:
             counts[home] += 1
 
     def runs(self) -> list[tuple[int, int, int]]:
-        """Return (layer, first event, event after the last) of event ranges of one layer: the one that runs, or, where
-        none does, the one whose tensors end.
-        """
+        """Return (layer, first event, event after the last) of ranges of one layer, running or whose tensors end."""
         r = self.r
         found: list[tuple[int, int, int]] = []
         last = OUTSIDE  # the layer that ended just now
@@ -164,9 +159,7 @@ class _Unroller:
         return found
 
     def order(self) -> list[tuple[int, int, int, int]]:
-        """Return (layer of all, layer that was run, first event, event after the last) for each range of the whole
-        pass.
-        """
+        """Return (layer of all, layer that was run, first event, event after the last) for ranges of the whole pass."""
         runs, found, i = self.runs(), [], 0
         while i < len(runs):
             layer, start, end = runs[i]
@@ -228,9 +221,7 @@ class _Unroller:
 
 
 class Structure(NamedTuple):
-    """A pass for any sizes: its events, each tensor's component and factors, moments, and its split. The first `given`
-    tensors were there before it.
-    """
+    """A pass for any sizes: events, components and factors of tensors, moments, split; the first `given` were there."""
 
     events: list[int]
     kinds: list[tuple[str, Factors]]

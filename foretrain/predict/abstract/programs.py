@@ -1,7 +1,4 @@
-"""Ordinary PyTorch code, run without torch: a module's file is loaded with this package in the place of torch.
-
-Only models are: no file or socket is touched, and nothing of torch is there but what this package knows.
-"""
+"""Ordinary PyTorch code of models, run without torch: a module's file is loaded with this package in its place."""
 
 import builtins
 import importlib.util
@@ -19,9 +16,7 @@ from foretrain.predict.abstract.tensors import Tensor
 
 
 class Inputs:
-    """Calls checkpointed blocks. An input ends when its block has run; it gets a new place when the block after it is
-    recomputed.
-    """
+    """Calls checkpointed blocks. An input ends after its block, and is placed again when the next is recomputed."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -93,10 +88,7 @@ def _no_grad(function: Any) -> Any:
 
 
 class Loader:
-    """Loads model files with `operations`, a module of functions, instead of torch's.
-
-    `attention`: replaces torch's scaled_dot_product_attention; `own_attention`: model/attention.py.
-    """
+    """Loads model files with `operations`, a module of functions, and `attention`s instead of torch's."""
 
     def __init__(
         self, operations: ModuleType, *, attention: Any, own_attention: Any, checkpoint: Any, compiling: bool

@@ -1,8 +1,7 @@
 """Passes of ranks that share a model. FSDP2's are in fully_shard.py. No torch.
 
 torch/csrc/distributed/c10d/reducer.cpp: with gradient_as_bucket_view a finished gradient is copied into its bucket and
-ends; but not before the last micro-batch of a step. When buckets are rebuilt, NCCL still has the old one, until the
-first of the new ones is sent (trace/ranks.py, Reducer).
+ends, in the last micro-batch. When buckets are rebuilt, NCCL still has the old one (trace/ranks.py, Reducer).
 """
 
 from collections.abc import Callable
@@ -18,8 +17,8 @@ FIRST_BUCKET_BYTES = 1 * MIB  # torch/nn/parallel/distributed.py, dist._DEFAULT_
 
 
 class State(NamedTuple):
-    """The state before a pass: whether there are gradients, and whether it is the last micro-batch of its step. `left`:
-    number of other tensors from earlier passes.
+    """The state before a pass: gradients, whether it is a step's last micro-batch; `left`: other tensors of earlier
+    passes.
     """
 
     gradients: bool = False
@@ -31,8 +30,8 @@ FRESH = State()
 
 
 class OneCard:
-    """One card. Gradients live until the step is done, unless it `sends` them; `key`: what decides a pass besides its
-    state.
+    """One card, whose gradients live until the step is done, unless it `sends` them; `key`: decides a pass beside
+    State.
     """
 
     key: Any = None
@@ -198,9 +197,7 @@ def _ended(later: Structure, kept: list[int]) -> Structure:
 
 
 def _let_go(passage: Passage, t: Timeline, *, as_views: bool) -> Passage:
-    """Return a pass that ends the old bucket, the first of its `given`, when the first new one has all its gradients,
-    or, with views, each gradient has one.
-    """
+    """Return a pass that ends the old bucket, the first of its `given`, when the first new one is full or viewed."""
     kinds = [(BUCKETS, t.size(4, "P")), *passage.kinds]
     events = [event + 1 if event >= 0 else event - 1 for part in passage.parts for event in part.events]
     split = len(passage.parts[0].events)

@@ -1,5 +1,4 @@
-"""A mixture of experts on tensors without values: tokens are chosen, sorted, gathered, multiplied in groups and put
-back. Sizes follow from counts, never from the choice. No torch.
+"""A mixture of experts without values: sizes follow from counts, never from the choice. No torch.
 
 aten native/cuda/GroupMM.cpp and derivatives.yaml (_grouped_mm, baddbmm), native/cuda/Indexing.cu (index_put_).
 """
@@ -69,9 +68,7 @@ def to_int(x: Tensor) -> Tensor:
 
 
 def getitem(x: Tensor, key: Any) -> Tensor:
-    """Return rows by their numbers, else views.getitem. The gradients of a repeated row add up, for which a card sorts
-    the numbers.
-    """
+    """Return rows by their numbers, else views.getitem; a card sorts them to add gradients of repeated rows."""
     if not isinstance(key, Tensor):
         return views.getitem(x, key)
     sizes = (*key.shape, *x.shape[1:])
@@ -128,9 +125,7 @@ def total(x: Tensor, dim: Any = None, keepdim: bool = False, **named: Any) -> Te
 
 
 def grouped_mm(x: Tensor, weight: Tensor, *, offs: Tensor) -> Tensor:
-    """Multiply rows that are sorted by expert by the matrix of each, X x in x out. The weight's gradient is made before
-    that of x, for all experts. transformers' fallback on older cards makes both, in turn, whatever is wanted.
-    """
+    """Multiply rows by the matrix of their expert, X x in x out; its gradient comes first."""
     rows, n_in, n_out = x.shape[0], weight.shape[-2], weight.shape[-1]
     sizes = rows, n_out
     out = without_storage(sizes, x.dtype)
@@ -171,8 +166,8 @@ def _for_weight(grad: Tensor, x: Tensor, shape: tuple[int, ...], dtype: DType) -
 
 
 def _each(kind: str, out: Tensor, x: Tensor, y: Tensor, *, shape: tuple[int, int, int], many: int) -> None:
-    """Run one kernel for all experts on cards that have it, in bfloat16; else one for each, of size / `many` rows:
-    routing is taken to be even (aten native/cuda/GroupedBlas.cpp).
+    """Run one kernel for all experts on cards that have it, in bfloat16; else one for each
+    (native/cuda/GroupedBlas.cpp).
     """
     machine = m.machine()
     rows = shape[many]

@@ -92,9 +92,7 @@ class EagerProgram(Remains):
 
     @m.one_thread_at_a_time
     def launches(self, saving: bool, fuse: Fuse | None = None) -> list[tuple[Launch, int]]:
-        """Return the kernels of a pass, in letters, and how often each runs in all layers; `fuse`: as a compiler has
-        them.
-        """
+        """Return the kernels of a pass, in letters, and how often each runs; `fuse`: as a compiler does."""
         alike = self._kernels_of(saving), self.run
         key = *alike, fuse
         found = _launches.get(key)

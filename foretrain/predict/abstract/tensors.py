@@ -30,9 +30,7 @@ int32, int8 = DType("int32", 4), DType("int8", 1)
 
 
 class Card(NamedTuple):
-    """Facts of the device for kernels (model/hub/kernels.py). `processors`: streaming multiprocessors, 1 of a CPU.
-    `nbytes`: of a card's memory.
-    """
+    """The device for kernels (model/hub/kernels.py). `processors`: 1 of a CPU. `nbytes`: of a card's memory."""
 
     cuda: bool
     capability: tuple[int, int] = (8, 0)
@@ -273,9 +271,7 @@ ELEMENTWISE = frozenset({"add", "cast", "gelu", "gelu_backward"})
 
 
 def dense_like(x: Tensor, shape: Sequence[int]) -> tuple[int, ...] | None:
-    """Return dense strides of a result whose dimensions keep their order in x, as TensorIterator makes it; None for
-    row-major.
-    """
+    """Return dense strides of a result in x's order, as TensorIterator makes it; None for row-major."""
     order = sorted(range(len(shape)), key=lambda i: (-int(x.strides[i]), i))
     if order == list(range(len(shape))) or any(a != b for a, b in zip(x.shape, shape, strict=True)):
         return None

@@ -1,7 +1,4 @@
-"""Blocks and the pools of free ones, for simulator.py and expandable.py. Standard library only.
-
-From c10/cuda/CUDACachingAllocator.cpp: struct Block, struct BlockPool, BlockComparatorSize.
-"""
+"""Blocks and pools of free ones (c10/cuda/CUDACachingAllocator.cpp: struct Block, BlockPool, BlockComparatorSize)."""
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Sequence
@@ -73,10 +70,9 @@ def usual(reuses_oldest: bool | None = None) -> Addresses:
 
 
 class Block:
-    """A range of a segment, in use or free, linked to its neighbours; `mapped` is false for bare address space.
+    """A range of a segment, in use or free; `mapped` is false for bare address space.
 
-    `ptr`: address; `size`: bytes; `stream`: its segment's; `requested`: bytes asked for, while in use; `other_streams`:
-    those that use it too (stream_uses). It stays in use until their events have happened.
+    `requested`: bytes asked for, while in use; `other_streams`: those that use it too (stream_uses).
     """
 
     __slots__ = (
@@ -129,10 +125,7 @@ LOW = (1 << BITS) - 1
 
 @dataclass(eq=False)
 class Pool:
-    """Free mapped blocks of the small or of the large pool, ordered by stream, then by size, then by address.
-
-    `order` packs the three into one number, which compares faster than a tuple.
-    """
+    """Free mapped blocks of the small or large pool, ordered by stream, size and address, as one number each."""
 
     small: bool
     order: list[int] = field(default_factory=list)
@@ -193,9 +186,8 @@ class Label(NamedTuple):
 class Lifetimes:
     """Allocations and frees of storages in program order.
 
-    `sizes`: bytes by id. `phases`: marks; a phase may come again. `streams`: of storages that are not on the default
-    stream, 0, or are in a pool of graphs (GRAPH_POOL); `used_on`: other streams that use them (Tensor.record_stream).
-    Both by id. `emptied`: positions of events (and of marks) before which the cache is emptied.
+    `sizes`: bytes by id. `phases`: marks; a phase may come again. `streams`: of storages beside the default stream's
+    (GRAPH_POOL: of graphs); `used_on`: other streams that use them. `emptied`: where the cache is emptied before.
     """
 
     def __init__(
@@ -213,9 +205,7 @@ class Lifetimes:
         self.emptied = frozenset(emptied)
 
     def spans(self) -> Iterator[tuple[str, int, int]]:
-        """Yield (phase, position of its first event, position after its last) in order. The phase before the first mark
-        is ''.
-        """
+        """Yield (phase, position of its first event, position after its last) in order; '' before the first mark."""
         marks = list(self.phases)
         if not marks or marks[0].position > 0:
             marks.insert(0, Mark(0, ""))

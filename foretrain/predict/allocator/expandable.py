@@ -1,7 +1,6 @@
 """Expandable segments: one address range for each stream and pool, with pages mapped as needed.
 
-From c10/cuda/CUDACachingAllocator.cpp: ExpandableSegment, find_expandable_block, try_allocate_expandable_block,
-map_block, unmap_block, release_expandable_segment. Standard library only.
+From c10/cuda/CUDACachingAllocator.cpp: ExpandableSegment and the functions that docstrings name.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -35,9 +34,7 @@ def _reach(block: Block) -> int:
 
 
 class ExpandableSegments:
-    """Address ranges of both pools, with their unmapped blocks in order of stream and address
-    (BlockComparatorAddress).
-    """
+    """Address ranges of both pools, with their unmapped blocks by stream and address (BlockComparatorAddress)."""
 
     def __init__(self, allocator: Maps) -> None:
         self.allocator = allocator
@@ -72,10 +69,7 @@ class ExpandableSegments:
         return block
 
     def take(self, pool: Pool, size: int, stream: int) -> Block | None:
-        """Map pages behind the lowest free range that can hold the block; None where memory runs out.
-
-        Pages that were mapped before it ran out stay mapped and free.
-        """
+        """Map pages behind the lowest free range that can hold the block; None where memory runs out."""
         found = self._find(pool, size, stream)
         if not found.mapped and not self._map(found, min(found.size, size)):
             return None

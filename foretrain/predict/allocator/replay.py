@@ -14,10 +14,7 @@ BUILD = "build"  # the phase that a trace begins with
 
 
 class PhasePeak(Record):
-    """The peaks of allocated and reserved bytes in a phase, from its beginning on.
-
-    `position` is the event at which allocated is highest; -1 is before all events.
-    """
+    """The peaks of allocated and reserved bytes in a phase. `position`: the allocated one's event; -1 before all."""
 
     phase: str
     allocated_bytes: int
@@ -96,10 +93,9 @@ def replay(
     watch: Watcher | None = None,
     addresses: Addresses | None = None,
 ) -> Replay:
-    """Run lifetimes through the allocator, up to their end or to the first allocation beyond a limit.
+    """Run lifetimes through the allocator (Allocator's limits), to their end or the first allocation beyond a limit.
 
-    The limits and addresses are Allocator's. `watch` gets a position, the allocator, and the block that was allocated
-    or freed: after each event, and before one with no block where the cache is emptied.
+    `watch` gets a position, the allocator, and the block after each event; none before the cache is emptied.
     """
     player = Player(
         lifetimes, Allocator(settings, limit_bytes, physical=physical, cap_bytes=cap_bytes, addresses=addresses)
@@ -163,9 +159,7 @@ def _death(lifetimes: Lifetimes, position: int, error: OutOfMemory) -> Death:
 
 
 class Tried:
-    """Replays of lifetimes under one limit after another. One holds for all limits between the most granted and the
-    least refused bytes, so few are made.
-    """
+    """Replays under limits. One holds for all limits between the most granted and the least refused bytes."""
 
     def __init__(
         self,
@@ -203,10 +197,7 @@ def smallest_limit_bytes(
     free: Replay | None = None,
     tried: Tried | None = None,
 ) -> int:
-    """Return the least memory under which all requests are served, to a MiB: between allocated peak and reserved peak.
-
-    `free`: their replay under no limit, `tried`: those under limits, where the caller has them.
-    """
+    """Return the least memory under which all requests are served, to a MiB. `free`: replayed without a limit."""
     free = free or replay(lifetimes, settings)
     tried = tried or Tried(lifetimes, settings, physical=physical)
     low, high = max(free.peak_allocated_bytes // 2, 0), -(-free.peak_reserved_bytes // MIB) * MIB
@@ -223,9 +214,7 @@ def smallest_limit_bytes(
 
 
 def _least_bytes(lifetimes: Lifetimes, settings: Settings, *, physical: bool) -> int:
-    """Return the peak of rounded blocks, below which no limit works; 0 for a cap on expandable pages, which can be
-    passed by less than a page.
-    """
+    """Return the peak of rounded blocks, below which no limit works; 0 for a cap on expandable pages."""
     if settings.expandable_segments and not physical:
         return 0
     allocator, sizes = Allocator(settings), lifetimes.sizes

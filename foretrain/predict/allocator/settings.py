@@ -46,9 +46,8 @@ WITHOUT_EFFECT = frozenset(
 class Settings:
     """What changes reserved memory. Sizes in bytes, whole MiB; raises ValueError where PyTorch would.
 
-    `max_non_split_rounding_bytes` 0 means the large segment's size, as in PyTorch. `roundup_power2_divisions` holds the
-    divisions of each of the 16 intervals, 0 for none; the empty tuple is "none anywhere". `reuses_oldest` depends on
-    the version (predict/software.py); None: the plans' torch.
+    `roundup_power2_divisions` holds the divisions of each of the 16 intervals, empty for none anywhere. `reuses_oldest`
+    depends on the version (predict/software.py); None: the plans' torch.
     """
 
     max_split_bytes: int = UNLIMITED

@@ -206,8 +206,8 @@ def before(wanted: Sequence[Node], stop: set[Node]) -> set[Node]:
 def recorded(
     machine: Compiler, symbols: dict[str, int], model: Any, forward: Callable[[Any, Any, Any], tuple[Any, Any]]
 ) -> Recorder:
-    """Record forward and backward pass in training. forward(model, token ids, labels) returns the loss and the logits;
-    the caller releases the logits before backward.
+    """Record both passes in training; forward(model, token ids, labels) returns loss and logits, which the caller
+    releases.
     """
     t = machine.t = Recorder(symbols)
     machine.grad = True
@@ -244,9 +244,7 @@ def _graphs(machine: Compiler, model: Any, forward: Callable[[Any, Any, Any], tu
 def backward(
     lives: Lives, graphs: Graphs, component: str = "gradients", stays: frozenset[Node] = frozenset()
 ) -> list[Node]:
-    """Return the gradients: all are there when the graph ends, and nothing else but what `stays`. `component`:
-    theirs.
-    """
+    """Return the gradients: all are there when the graph ends, beside them only what `stays`."""
     lives.t.moment = "backward.loss"
     for tangent in graphs.tangents:
         if tangent.shape and tangent not in lives.alive:  # of what is returned besides the loss: zeros of the runtime's

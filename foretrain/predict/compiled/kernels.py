@@ -188,11 +188,7 @@ class Half:
         return Kernel(members, reads, extern=self._runs_alone(members[0]))
 
     def _join_independent(self) -> None:
-        """Fuse kernels that read the same and do not wait for each other, as what is recomputed with its gradient.
-
-        Sums over rows are fused with each other alone: gradients of the weights of two norms, where the input of one is
-        recomputed from that of the other.
-        """
+        """Fuse kernels that read the same and do not wait for each other; sums over rows only with each other."""
         by_node = {node: i for i, group in enumerate(self.groups) for node in group.members}
         self.position = {node: i for i, node in enumerate(self.kept)}
         readers: dict[tuple[Node, bool], list[int]] = defaultdict(list)
@@ -235,9 +231,7 @@ class Half:
         return [found[i] for i in range(len(self.groups))]
 
     def replaced(self, node: Node, ended: Sequence[Node], kernel: Kernel) -> Node | None:
-        """Return what a result overwrites: the first input of its size read only for it and its inputs (scheduler.py,
-        decide_inplace_update). In-place results are not overwritten.
-        """
+        """Return what a result overwrites: an input of its size for it alone (scheduler.py, decide_inplace_update)."""
         if node.name == "index_put":
             return next((old for old in ended if old.name == "full"), None)
         if kernel.extern:
@@ -314,9 +308,7 @@ def _elements(node: Node) -> int:
 
 @dataclass
 class Line:
-    """One event while a kernel runs: `made` is allocated, in the memory of `old` if there is one; or `old` ends; or the
-    kernel that changes `changed` is timed.
-    """
+    """An event while a kernel runs: `made` is allocated, in `old`'s memory if any; `old` ends; `changed` is timed."""
 
     kernel: Kernel
     made: Node | None = None

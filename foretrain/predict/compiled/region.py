@@ -55,9 +55,7 @@ class _Traced:
 
 
 class Function:
-    """`call` of a model that a machine of `make` can trace, with weights of its own, compiled once for all callers.
-    `seen`: kernels that have run.
-    """
+    """`call` of a model that a machine of `make` traces with weights of its own, compiled once. `seen`: run kernels."""
 
     def __init__(
         self, make: Callable[[], Compiler], call: Callable[..., Any], own: Sequence[Parameter], seen: set[Any]

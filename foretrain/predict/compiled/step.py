@@ -238,9 +238,7 @@ def head_gradient_in_half(t: Recorder, head: int) -> int:
 
 
 def add_head(t: Recorder, v: Variant, head: int, tables: Sequence[int], *, wide: bool) -> int:
-    """Return the gradient of the head's weight, with that of a tied embedding added. `wide`: it is fp32 where the
-    weight is half precision.
-    """
+    """Return the head's weight gradient with a tied embedding's added. `wide`: it is fp32 where the weight is half."""
     if v.chunked:
         for table in tables:
             if v.wide == 2 and wide:
@@ -278,9 +276,7 @@ class CompiledProgram(EagerProgram):
         self.timed: set[bool] = set()  # passes whose kernels are chosen
 
     def _shape_of(self, saving: bool) -> Any:
-        """Return all that decides a pass. Sizes do, too: saved tensors, the order of kernels and reuse follow from
-        bytes.
-        """
+        """Return all that decides a pass; sizes do, too, as saved tensors, order and reuse follow from bytes."""
         s, c = self.t.symbols, self.config
         sizes = tuple(s[letter] for letter in (*SIZES, *family_of(c).letters.values()))
         return "compiled", super()._shape_of(saving), sizes, self.v.checkpointed > 0, c.n_layer == self.v.checkpointed

@@ -64,9 +64,8 @@ BEFORE = -1  # no event of a passage
 class Walk:
     """Writes a pass into a timeline event by event, with the timing of its kernels.
 
-    Each config of a kernel is timed with a buffer as large as the card's cache, and a copy of each tensor that the
-    kernel changes. A copy without room below the run's peak goes to the host. The first config's buffer is part of that
-    peak for the second (torch/_inductor/runtime/triton_heuristics.py, copy_args_to_cpu_if_needed).
+    A config is timed with a buffer as large as the card's cache, and copies of what the kernel changes, without room on
+    the host (torch/_inductor/runtime/triton_heuristics.py, copy_args_to_cpu_if_needed).
     """
 
     def __init__(
@@ -127,9 +126,7 @@ class Walk:
 def first_walk(
     t: Timeline, passage: Passage, structure: Structure, there: int, given: Sequence[Tensor] = (), *, cuda: bool
 ) -> Walk:
-    """Return the walk of a pass's first run, with its forward part done. Unaligned matmuls are timed with padding
-    before; `there`: number of cuBLAS's workspaces; `given`: earlier tensors that the pass ends.
-    """
+    """Return the walk of a pass's first run after forward. `there`: cuBLAS's workspaces; `given`: tensors it ends."""
     workspace = None
     matmuls = [(_matmul(t, sizes), width) for sizes, width in structure.matmuls]
     if any(is_unaligned(matmul, width) for matmul, width in matmuls):

@@ -1,7 +1,4 @@
-"""Memory that CUDA kernels take for themselves, by shape and card: for estimates and traces alike. No torch.
-
-Each rule names the file of PyTorch that it was read from; tests/cuda_build holds them against PyTorch's CUDA build.
-"""
+"""Memory that CUDA kernels take for themselves, by shape and card, each rule with its file of PyTorch. No torch."""
 
 import math
 from collections.abc import Iterable
@@ -33,8 +30,7 @@ def padded_head(D: int) -> int:
 
 
 def flash_split_bytes(batch: int, heads: int, block: int, keys: int, D: int, processors: int) -> list[int]:
-    """Where there are few rows, keys are split over more blocks, each with sums of its own (mha_fwd,
-    set_params_splitkv): bytes of both sums; [] where keys are not split. With dropout they never are."""
+    """Return bytes of both sums where keys are split over blocks (mha_fwd, set_params_splitkv); [] where not."""
     parts = -(-keys // (256 if D <= 64 else 128 if D <= 128 else 64))
     splits = _splits(batch * heads * -(-block // 64), 2 * processors, parts)
     rows = 4 * splits * batch * heads * block
@@ -91,11 +87,10 @@ class Dimension(NamedTuple):
 def reduction_bytes(
     processors: Processors, inner: Iterable[Dimension], outer: Iterable[Dimension], partial_bytes: int, offset: int = 0
 ) -> list[int]:
-    """Bytes of partial results and of counters; [] where one block does each result.
+    """Return bytes of partial results and of counters; [] where one block does each result.
 
-    A reduction over many values is divided over threads, then over warps, then over blocks; only the last of these
-    needs memory. `inner`: the dimensions that are summed; `outer`: the others; `partial_bytes`: of one thread's part of
-    a result; `offset`: of the tensor in its storage, in elements.
+    `inner`: the dimensions that are summed; `partial_bytes`: of one thread's part; `offset`: in its storage, in
+    elements.
     """
     inner, outer = _merged(inner), _merged(outer)
     inputs, outputs = math.prod(d.size for d in inner), math.prod(d.size for d in outer)

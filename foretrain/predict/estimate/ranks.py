@@ -1,7 +1,6 @@
 """What one rank of several keeps between micro-batches: its weights, its optimizer states, DDP's buckets. No torch.
 
-The rank that is estimated is the one with the most to hold: rank 0 where weights are cut, since torch gives the first
-ranks the larger pieces; with ZeRO-1, which deals out whole parameters, the one that is dealt the most.
+It is the rank with most: rank 0 where weights are cut, with ZeRO-1 the one that is dealt the most.
 
 torch/nn/parallel/distributed.py, torch/distributed/optim/zero_redundancy_optimizer.py.
 """
@@ -23,9 +22,8 @@ BROADCAST_BYTES, BROADCASTS = 250 * MIB, 2
 class Buckets:
     """DDP's, of the gradients of these bytes in the order of the model's parameters. `whole`: all of them as one.
 
-    Where the model is searched for unused parameters, as `looks_for_unused` says, buckets are of 25 MiB from the start,
-    and stay. Else there is one at first, and after the first step those of 25 MiB in its place, in the order in which
-    gradients are ready: those of the last weights first (reducer.cpp, rebuild_buckets).
+    Where it `looks_for_unused` parameters, buckets are of 25 MiB. Else there is one at first, and those after the first
+    step in the order of gradients (reducer.cpp, rebuild_buckets).
     """
 
     def __init__(
@@ -61,9 +59,9 @@ class Buckets:
 class Rank:
     """What a rank holds of a model with these parameters; without `sharing` it is the only one, and holds all.
 
-    `letters`: those of the formulas that are its own: Pb and Pr, the weights of a block and those around the blocks,
-    with what is added so that they can be cut; Sb, Sr and S, one piece of a block's, of the others and of all; Z, those
-    whose optimizer states ZeRO-1 deals to it. `stepped`: elements of each parameter that its optimizer changes.
+    `letters`: Pb and Pr, the weights of a block and around the blocks, with what is added to cut them; Sb, Sr and S,
+    one piece of a block's, of the others and of all; Z, those whose states ZeRO-1 deals to it. `stepped`: what it
+    changes.
     """
 
     def __init__(self, sharing: Sharing | None, shape: ModelShape) -> None:
@@ -143,8 +141,7 @@ def dealt(parameters: Sequence[Parameter], ranks: int) -> list[list[Parameter]]:
 
 
 def deal(numels: Sequence[int], sizes: list[int]) -> list[tuple[int, int]]:
-    """(which tensor, the rank that it goes to): the largest first, to the one with least so far. `sizes`: what each
-    rank has, which grows."""
+    """Return (which tensor, the rank that it goes to): the largest first, to the least of `sizes`, which grows."""
     found = []
     for place in sorted(range(len(numels)), key=lambda i: -numels[i]):
         rank = sizes.index(min(sizes))
@@ -158,8 +155,7 @@ def _elements(parameters: Sequence[Parameter]) -> int:
 
 
 def in_buckets(sizes: Sequence[int], most: int = BUCKET_BYTES) -> list[tuple[int, int]]:
-    """(the last gradient, bytes) of each of DDP's buckets, filled in this order. The first one is sent early, so it is
-    small; `most`: bytes that fill the others."""
+    """Return (the last gradient, bytes) of each of DDP's buckets, a small one first; `most`: bytes of others."""
     found, limit, now = [], FIRST_BUCKET_BYTES, 0
     for place, size in enumerate(sizes):
         now += size

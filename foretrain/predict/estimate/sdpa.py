@@ -1,7 +1,6 @@
 """Which kernel scaled_dot_product_attention takes: one choice, for the estimate and for traces. No torch.
 
-aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, its order and its filters. The path called math is no kernel: it
-writes the scores out, B x H x T x T of them, where the others keep B x H x T.
+aten/src/ATen/native/transformers/cuda/sdp_utils.cpp. The path called math writes the B x H x T x T scores out.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,8 +17,7 @@ WITH_CUDNN = ("cudnn", "flash", "efficient", "math")
 class Call(NamedTuple):
     """A call of scaled_dot_product_attention. Of three: queries, keys, values.
 
-    `dense`: they have four dimensions, and each row of the last one lies in one piece. `learns`: whether there is a
-    backward pass; `strict`: only deterministic algorithms are allowed.
+    `dense`: four dimensions, the last one in one piece; `learns`: with backward; `strict`: deterministic only.
     """
 
     dtype: str
@@ -119,11 +117,7 @@ def kernel(card: Capability, call: Call, order: Sequence[str]) -> str | None:
 def attention_kind(
     gpu: Gpu, dtype: Dtype, head_width: int, dropout: float, products: bool = False, *, learns: bool = True
 ) -> AttentionKind:
-    """The kernel of causal attention with heads of this width; `dropout` is that of attention, which evaluation does
-    not have.
-
-    `products`: the option asks for batched matmuls, which a CPU does without dropout (model/attention.py).
-    """
+    """Return the kernel of causal attention; `products`: batched matmuls (model/attention.py)."""
     if gpu.kind == "cpu" and products and not dropout:
         return "bmm"
     if gpu.kind == "cpu":

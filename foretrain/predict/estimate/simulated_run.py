@@ -1,8 +1,7 @@
 """A run as the ledger sees it: the phases in their real order, with what stays alive between them. No torch.
 
-It writes the life of every tensor into a timeline: three optimizer steps of at most three micro-batches on a card, as
-`predict/trace/drive.py` traces them, since what the allocator reserves settles there. On a CPU, where only peaks count,
-it writes fewer.
+It writes three optimizer steps of at most three micro-batches on a card, as `predict/trace/drive.py` traces them, since
+what the allocator reserves settles there; on a CPU fewer.
 """
 
 from typing import Any
@@ -39,7 +38,6 @@ LOWS = {"float16": float16, "bfloat16": bfloat16}
 
 
 def granule_of(gpu: Gpu) -> int:
-    """Bytes that sizes round up to."""
     return CUDA_GRANULE if gpu.kind != "cpu" else 1
 
 
@@ -73,9 +71,8 @@ def symbols_of(spec: StepSpec, batch: int, block: int) -> dict[str, int]:
 
 
 def weight_widths(spec: StepSpec) -> tuple[int, ...]:
-    """Bytes of a parameter in each copy of the model on the device: what runs, and the fp32 twin that is updated.
-
-    The twin is there for masters in fp32 or for an optimizer on the host, which on a CPU is this device, too.
+    """Return bytes of a parameter in each copy on the device: what runs, and an updated fp32 twin (on a CPU also of a
+    host's).
     """
     narrow = spec.config.master_weights and spec.half
     runs = 2 if narrow else 4
@@ -97,8 +94,7 @@ def program_of(spec: StepSpec, t: Timeline) -> EagerProgram:
 
 
 class SimulatedRun:
-    """One run of a step. `t` is its timeline once `peaks` was asked for. `keeps`: NCCL still has the first step's
-    buckets when DDP makes them anew (trace/ranks.py, Reducer)."""
+    """One run of a step, by its timeline `t`. `keeps`: NCCL still has the first buckets (trace/ranks.py, Reducer)."""
 
     def __init__(self, spec: StepSpec, make: type[Timeline] = Timeline, *, keeps: bool = True) -> None:
         self.spec, self.config, self.keeps = spec, spec.config, keeps
@@ -216,7 +212,6 @@ class SimulatedRun:
         return [size for numel in self.beside_muon for size in self.optimizer.tensors(numel)]
 
     def peaks(self) -> dict[str, Peak]:
-        """The highest moment of each phase."""
         self.begin()
         return self.finish()
 
@@ -278,9 +273,7 @@ class SimulatedRun:
 
 
 def staged_bytes(run: SimulatedRun) -> int:
-    """Weights and moments, as a checkpoint copies them to the host's memory (training/saver.py): where they are
-    already on a CPU, beside the steps that follow a save. A run without room for that copy saves without one.
-    """
+    """Return weights and moments that a save copies to the host (training/saver.py), where there is room for them."""
     sizes = ((4, "P"), *run.optimizer.moments)
     return sum(run.t.size(width, symbol).nbytes for width, symbol in sizes)
 

@@ -1,13 +1,11 @@
 """NCCL's time for a collective: latency of its steps, and bytes over the bandwidth that the link reaches.
 
-NCCL ranks its algorithms and protocols by a model and takes the fastest (NVIDIA/nccl src/graph/tuning.cc,
-ncclTopoTuneModel and ncclTopoGetAlgoTime; torch's _inductor/comm_analysis.py has a copy). This is that model in bytes
-and seconds, with bandwidths from hardware/links.toml and one term more: the pipeline has to fill (`_filled`). Latencies
-are NCCL's own. That term was chosen for the rows `fitted` of benchmarks/published_nccl_tests.csv;
-benchmarks/collectives_measured.py tests all of it on the others.
+NCCL takes the fastest algorithm by a model (NVIDIA/nccl src/graph/tuning.cc, ncclTopoTuneModel and
+ncclTopoGetAlgoTime). This is that model with its latencies, bandwidths from hardware/links.toml and one term more: the
+pipeline has to fill (`_filled`), chosen for the rows `fitted` of benchmarks/published_nccl_tests.csv and tested on the
+others by benchmarks/collectives_measured.py.
 
-Left out: what a collective waits for (other ranks, other kernels), sums made in the network's switches (SHARP), and
-NCCL's table that slows trees with medium sizes.
+Left out: waits for other ranks and kernels, sums in switches (SHARP), and NCCL's table that slows trees.
 """
 
 import math
@@ -42,10 +40,7 @@ LEAST_SWITCH_RANKS = 3  # two cards gain nothing from a sum in the switch
 
 
 class Group(Record):
-    """Ranks that communicate: one card each. `network` is one NIC, of which a node has `nics_per_node`.
-
-    `worst`: with the link's rate on the worst published machine instead of the usual.
-    """
+    """Communicating ranks, a card each. `network`: one NIC, of `nics_per_node`; `worst`: the worst published link."""
 
     ranks_per_node: int
     link: Link
@@ -66,8 +61,8 @@ class Group(Record):
 
     @property
     def network_bytes_per_s(self) -> float:
-        """Return bytes per second and direction of a node's NICs together; unlimited within one node. Raises ValueError
-        for several nodes without a network.
+        """Return bytes per second and direction of a node's NICs; unlimited within one node. Raises ValueError without
+        a network.
         """
         if self.nodes == 1:
             return math.inf
@@ -92,9 +87,8 @@ class _Algorithm(NamedTuple):
 
 
 def bus_factor(collective: Collective, ranks: int) -> float:
-    """Return bus bandwidth over size / time: the share of the size that each rank's link carries.
-
-    All-reduce 2 (n - 1) / n, all-gather and reduce-scatter (n - 1) / n, broadcast 1 (nccl-tests doc/PERFORMANCE.md).
+    """Return bus bandwidth over size / time (nccl-tests doc/PERFORMANCE.md): all-reduce 2 (n - 1) / n, broadcast 1,
+    others (n - 1) / n.
     """
     if collective == "broadcast":
         return 1.0 if ranks > 1 else 0.0
@@ -102,10 +96,9 @@ def bus_factor(collective: Collective, ranks: int) -> float:
 
 
 def collective_time(collective: Collective, size_bytes: float, group: Group) -> CollectiveTime:
-    """Return NCCL's fastest algorithm for `size_bytes`: of an all-gather the whole output, of a reduce-scatter the
-    input.
+    """Return NCCL's fastest algorithm for `size_bytes`: an all-gather's output, a reduce-scatter's input.
 
-    One rank takes no time. Raises ValueError for several nodes without a network.
+    Raises ValueError for several nodes without a network.
     """
     if group.ranks <= 1:
         return CollectiveTime(seconds=0, bus_bytes_per_s=0, algorithm="none", protocol="Simple")
@@ -131,20 +124,15 @@ def _capped(rate: float, group: Group, protocol: int) -> float:
 
 
 def _filled(latency_us: float, carried_s: float, step_us: float) -> float:
-    """Return seconds: latency + the bytes at full rate + 2 root(a x the bytes at full rate), a = the longest step's
-    latency.
+    """Return latency + T + 2 root(a T), T the bytes at full rate, a the longest step's latency.
 
-    k pieces over p stages take (k + p - 1) (a + T / k), T at full rate; with the best k, and a for (p - 1) a, that is T
-    + 2 root(a T) and the latency. So rates rise up to gigabytes.
+    k pieces over p stages take (k + p - 1) (a + T / k); this is with the best k, and a for (p - 1) a.
     """
     return latency_us * 1e-6 + carried_s + 2 * math.sqrt(step_us * 1e-6 * carried_s)
 
 
 def _ring(collective: Collective, size_bytes: float, group: Group, protocol: int) -> _Algorithm:
-    """Steps x latency + bus_factor x size / bandwidth; the slower of link and network carries each byte.
-
-    2 (n - 1) steps of an all-reduce, n - 1 of the others, of which 2 (N - 1) or N - 1 cross between N nodes.
-    """
+    """Steps x latency + bus_factor x size / bandwidth. All-reduce has 2 (n - 1) steps, others n - 1, by node across."""
     rounds = 2 if collective == "all_reduce" else 1
     crossing = rounds * (group.nodes - 1)
     inside = rounds * (group.ranks - 1) - crossing
@@ -161,8 +149,7 @@ def _ring(collective: Collective, size_bytes: float, group: Group, protocol: int
 def _tree(size_bytes: float, group: Group, protocol: int) -> _Algorithm:
     """Up and down a chain in the node and a tree between nodes: each link carries the size twice.
 
-    Between two nodes each half goes up one tree and down the other, so that the network carries the size once; between
-    more NCCL counts on the slower of link and network for all of it.
+    Between two nodes each half goes up one tree and down the other, so the network carries the size once.
     """
     levels = math.floor(math.log2(group.nodes))
     step, outside = HOP_US[group.link.kind, "tree"][protocol], HOP_US["network", "tree"][protocol]

@@ -1,9 +1,7 @@
 """The limit of a step: each operation at this device's measured best, without waits.
 
-A roofline (Williams, Waterman and Patterson 2009) of measured peaks: an operation takes the longer of its FLOPs at the
-peak of its dtype and its bytes at the bandwidth for their number. The operations are those of a compiled step with
-fused attention, which move the fewest bytes: the limit depends on the model, the dtype and the machine, not on the
-run's mode. FLOPs are the causal ones; what a config recomputes counts. Launching, Python and fresh pages are left out.
+A roofline (Williams, Waterman and Patterson 2009) of measured peaks over the operations of a compiled step with fused
+attention, so that it depends on model, dtype and machine only. FLOPs are the causal ones, recomputation included.
 """
 
 import math
@@ -95,8 +93,7 @@ class Bottleneck(Record):
 def bottleneck(spec: StepSpec) -> Bottleneck | None:
     """Return where most of a step's time goes; None where the device's peak or bandwidth is unknown.
 
-    Arithmetic: operations beyond the roof's ridge. Bandwidth: the others, which only move bytes. Launches: the kernels
-    of a micro-batch are done before Python has started the next ones.
+    Arithmetic: operations beyond the roof's ridge. Launches: Python is slower than the kernels of a micro-batch.
     """
     roof = roofline(spec)
     if roof is None:

@@ -133,9 +133,7 @@ NOTHING = dict.fromkeys(("kept", "flash", "split", "sums1", "sums2", "sums3", "s
 
 
 def micro_batch(way: MicroBatchRun, make: Make | None = None, attention: str = "") -> list[Operation]:
-    """Return forward and, in training, backward pass of a micro-batch; `make`, `attention`: where they are not the
-    recipe's and the device's.
-    """
+    """Return both passes (in training) of a micro-batch; `make`, `attention`: where not the recipe's and device's."""
     if make is not None or attention:
         return _micro_batch(way, make, attention)
     if "micro_batch" not in way.found:
@@ -162,9 +160,8 @@ def _fuse(softmax_reads: int, attention: bool) -> Fuse:
 
 
 def _compiled(operations: list[Operation], way: MicroBatchRun, vocabulary: int) -> Iterator[Operation]:
-    """Yield Inductor's additions. It pads matmuls of the head whose sizes are not multiples of 8: the gradient of the
-    logits is copied, a weight's copy is small, a result is only sliced. nanoGPT's logits are returned, so their
-    gradient of zeros is written and read.
+    """Yield Inductor's additions: padded matmuls of the head copy the logits' gradient, nanoGPT's returned logits have
+    one of zeros.
     """
     for op in operations:
         if not op.flops:
@@ -227,9 +224,7 @@ FOREACH_BYTES, FOREACH_LAUNCHES = (56.0, 36.0), 9
 
 
 def accumulation(way: MicroBatchRun) -> list[Operation]:
-    """Return what a micro-batch after the first adds: each gradient is added to `.grad`, fp32; on the host beside other
-    work.
-    """
+    """Return what a later micro-batch adds: each gradient is added to `.grad`, fp32; on the host beside other work."""
     ops = OperationList(way, "accumulate")
     for numel, count in [] if way.config.gradient_offload else _tensors(way):
         ops.traffic("gradients", "accumulate", numel, 8, 4, count)
@@ -286,9 +281,7 @@ def _half(way: MicroBatchRun) -> Dtype:
 
 
 def optimizer_launches(way: MicroBatchRun) -> int:
-    """Count the kernels of the optimizer step. Foreach and fused ones take many tensors at once; 8-bit AdamW goes by
-    chunks.
-    """
+    """Count the kernels of the optimizer step: foreach and fused ones take many tensors, 8-bit AdamW chunks."""
     if way.spec.cuda and not way.torch.fused_adamw:  # torch 1.13 goes from tensor to tensor
         return FUSED_LAUNCHES + FOREACH_LAUNCHES * tensor_count(way)
     if way.spec.updates_in_backward:

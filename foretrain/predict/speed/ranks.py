@@ -37,9 +37,7 @@ THROUGH_HOST, ELSEWHERE = (0.67, 1.75), (0.8, 1.25)
 
 
 class Communication(Record):
-    """One kind of communication in a step of one rank. `size_bytes`: all calls together, as in `collective_time`.
-    `busy_s`: theirs, hidden or not.
-    """
+    """One kind of communication in a rank's step. `size_bytes`: all calls together; `busy_s`: theirs, hidden or not."""
 
     what: str
     collective: Collective
@@ -62,10 +60,8 @@ class RankTime(Record):
 
 
 def groups_of(cluster: Cluster, *, worst: bool = False) -> dict[str, Group]:
-    """Return ranks that communicate: `all` of them, those of a `node`, and one of each node (`between`).
-
-    All cards of a node sum their shards between nodes at once over the same NICs, so that group is one rank per node
-    with all its NICs and all their bytes.
+    """Return ranks that communicate: `all` of them, those of a `node`, and one of each node (`between`) with all its
+    NICs.
     """
     network = {"network": cluster.network, "nics_per_node": cluster.nics_per_node, "nodes": cluster.nodes}
     return {
@@ -190,8 +186,7 @@ class Unit:
 
 
 def shared_passes_s(units: Sequence[Unit], shards: Times, between: Times | None = None) -> float:
-    """Return how long the passes of a micro-batch take with what they wait for. `units`: in the order in which their
-    forward passes end. `between`: HSDP's sums between nodes."""
+    """Return how long a micro-batch's passes take with waits, `units` in forward order. `between`: HSDP's sums."""
     queue, sums = _Queue(shards), _Queue(between or shards)
 
     def gather(unit: Unit, ready: float) -> float:
@@ -301,9 +296,7 @@ def _share(sharing: Sharing, weights: _Weights) -> float:
 
 
 def _copies_s(way: MicroBatchRun, rates: Rates, sharing: Sharing, parts: StepParts, weights: _Weights) -> float:
-    """Return what sharing adds to a rank's own kernels in a step. DDP divides the gradients in its buckets. FSDP copies
-    gathered weights to where matmuls read them, and gradients to where they are summed.
-    """
+    """Return what sharing adds to a rank's kernels: DDP divides gradients, FSDP copies weights and gradients."""
     ops, numel, n = OperationList(way), weights.total, parts.micro_batches
     if not sharing.way.shards_weights:
         ops.traffic("bucket", "clip", numel, way.wide, way.wide)
@@ -361,8 +354,7 @@ def _communication(step: _Step, micro_batches: int) -> tuple[Communication, ...]
 
 
 def rank_time(spec: StepSpec, sharing: Sharing, cluster: Cluster, bucket_bytes: int = BUCKET_BYTES) -> RankTime | None:
-    """Return a shared step. `spec`: one rank's, with its own micro-batches (config/sharing.py). `bucket_bytes`: of
-    DDP's buckets after the first, by default PyTorch's. None where the card's speed is unknown.
+    """Return a shared step; None where the card's speed is unknown. `bucket_bytes`: of DDP's later buckets.
 
     Low: a fast card and a good link; high: a slow card, and the worst published link.
     """
@@ -389,9 +381,7 @@ def _range(times: list[float]) -> Range:
 
 
 def sharings(cluster: Cluster, micro_batches: int) -> list[Sharing]:
-    """Return the ways in which these cards can share a step. HSDP needs several nodes of several cards; FSDP can
-    postpone the sum of gradients to the last of several micro-batches.
-    """
+    """Return the ways to share a step; HSDP needs several nodes of several cards, FSDP may sum at the end."""
     several = cluster.nodes > 1 and cluster.per_node > 1
     return [
         Sharing(strategy=name, world=cluster.world, per_node=cluster.per_node, syncs_each=syncs_each)

@@ -60,9 +60,7 @@ class Host(NamedTuple):
 
 
 def launches_of(way: MicroBatchRun, operations: list[Operation]) -> Launches:
-    """Count the launches of a step on a card whose micro-batch has these operations. Clipping, zeroing and the
-    optimizer go through a list of all tensors in Python, at about a launch for each.
-    """
+    """Count the launches of a step; clipping, zeroing and the optimizer go through a list of tensors in Python."""
     if way.spec.is_one_graph:
         return Launches(COPIES, 0, REPLAY)
     micro = (2 if way.train else 1) if way.compiled and way.config.makes_graphs else sum(op.runs for op in operations)
@@ -223,16 +221,14 @@ class CatalogueRates:
     def held_clock(self, dtype: Dtype) -> float:
         """Return the clock under the board's power limit, as a share of that at which cards of its kind run matmuls.
 
-        No matmul of a step is assumed faster than the large ones that others measured on the card. It holds for
-        attention and exponentials, too, as power is balanced over much longer than one kernel.
+        Power is balanced over much longer than a kernel, so it holds for all of them.
         """
         share = self.gpu.sustained_share(dtype)
         return min(1.0, share / MATMUL_SHARE.get(self.rate, 0.7)) if share else 1.0
 
     def cached_bytes(self, op: Operation) -> float:
-        """Return the bytes that a kernel finds in the second-level cache from the kernel before.
-
-        Half of the cache holds written data, half read data; of more than that the oldest part is gone.
+        """Return the bytes that a kernel finds in the second-level cache: half of it holds written data, half read
+        data.
         """
         if op.kind in COLD or op.flops or not self.gpu.l2_mib:
             return 0.0
@@ -283,10 +279,7 @@ class CatalogueRates:
 
 
 class MeasuredRates:
-    """Rates from a calibration of the very device. A kernel between two measured ones is interpolated in logarithms.
-
-    `card`: the device where it is one of CUDA.
-    """
+    """Rates from a calibration of the very device, between two measured kernels in logarithms. `card`: CUDA's."""
 
     def __init__(self, calibration: Calibration, card: Gpu | None = None) -> None:
         self.calibration, self.card = calibration, card
@@ -363,10 +356,7 @@ def _by_bytes(nbytes: int, measured: list[KernelTime]) -> float:
 def rates_of(
     gpu: Gpu, dtype: Dtype, matmul: MatmulMode = "dtype", torch: Software = ASSUMED
 ) -> CatalogueRates | MeasuredRates | None:
-    """Return the device's rates: measured where it was calibrated for this dtype, else the catalogue's, else None.
-
-    A calibration measures plain matmuls alone, so the other modes are predicted from the catalogue.
-    """
+    """Return the device's rates: calibrated for this dtype and plain matmuls, else the catalogue's, else None."""
     if gpu.calibration is not None and matmul == "dtype":
         measured = MeasuredRates(gpu.calibration, gpu if gpu.kind == "cuda" else None)
         if dtype in measured.dtypes:

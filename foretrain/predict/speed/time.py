@@ -83,10 +83,7 @@ class StepParts:
 
 @dataclass(frozen=True)
 class StepLoad:
-    """Seconds of the device's work and of the host's for a micro-batch, its sum of gradients, and the optimizer.
-
-    `start_s`: of the optimizer's launching, for which the device always waits; it counts as the device's.
-    """
+    """Seconds of device and host for a micro-batch, its sum of gradients, and optimizer. `start_s`: its launching."""
 
     micro_batches: int
     behind: bool  # does the device run behind the host?
@@ -114,11 +111,7 @@ class StepLoad:
 
 
 def step_load(way: MicroBatchRun, rates: Rates, more_launches: int = 0) -> StepLoad:
-    """Return the work of device and host in a step, kernel by kernel; of an evaluation, which has no more, in a
-    micro-batch.
-
-    `more_launches`: eager ones of a micro-batch, beside its own.
-    """
+    """Return the work of device and host in a step or an evaluation's micro-batch; `more_launches`: eager."""
     operations = micro_batch(way)
     each_s, cuda = rates.launch_s(compiled=False), way.spec.cuda
     work_s = busy_s(operations, rates) + waits_s(way, operations, rates)
@@ -200,9 +193,7 @@ def range_of(expected_s: float, gpu: Gpu, *, as_nanogpt: bool = True) -> Range:
 def range_between(
     time_s: Callable[[float, float], float], gpu: Gpu, *, as_nanogpt: bool = True, any_host: bool = True
 ) -> Range:
-    """Return the range of a time that `time_s` computes for factors on the device's and the host's time; `any_host`:
-    hosts differ.
-    """
+    """Return the range of a time that `time_s` computes for factors of the device and, with `any_host`, the host."""
     if gpu.kind != "cuda" or not any_host:
         return range_of(time_s(1.0, 1.0), gpu, as_nanogpt=as_nanogpt)
     low, high = _shares(gpu, as_nanogpt)
@@ -240,18 +231,14 @@ def _range(time_s: Callable[[float, float], float], rates: Rates, way: MicroBatc
 
 
 def _as_nanogpt(way: MicroBatchRun) -> bool:
-    """Return whether published runs cover such a step: nanoGPT's model and optimizer on the card alone, in the dtype's
-    matmuls.
-    """
+    """Return whether published runs cover such a step: nanoGPT's model and optimizer on the card, in its dtype."""
     c = way.config
     usual = c.recipe == "nanogpt" and c.optimizer == "adamw" and not c.optimizer_offload
     return usual and way.spec.matmul == "dtype" and way.spec.half
 
 
 def bound_s(way: MicroBatchRun) -> float:
-    """Return the least possible time of a step: its FLOPs, the causal half of attention, at the dense peaks of their
-    arithmetic; 0 where one of these is unknown.
-    """
+    """Return the least time of a step, its causal FLOPs at the dense peaks; 0 where one of these is unknown."""
     modes: dict[MatmulMode, list[Operation]] = {}
     for op in step_operations(way):
         modes.setdefault(op.arithmetic, []).append(op)
@@ -264,10 +251,8 @@ def bound_s(way: MicroBatchRun) -> float:
 def _correction(way: MicroBatchRun, rates: Rates) -> float:
     """Return a measured whole step over the sum of its kernels: caches, and what the kernels' list leaves out.
 
-    The reference is a step like this one that `foretrain tune` timed here, else the calibration's own steps of the same
-    dtype and mode; without one the sum stands as it is. Two such steps count by their nearness: the smaller shows the
-    cost of threads and many small operations, the larger that of caches and bandwidth. An evaluation is corrected by
-    their forward passes, where timed.
+    The reference is a step like this that `foretrain tune` timed, else the calibration's of the same dtype and mode,
+    which count by nearness; without one the sum stands. Evaluations: by their forward passes, where timed.
     """
     if not isinstance(rates, MeasuredRates):
         return 1.0

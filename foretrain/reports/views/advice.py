@@ -104,7 +104,6 @@ def document(plan: AnyPlan, found: Advices, hidden: int = 0) -> Document:
 
 
 def section(plan: Plan, found: Advices) -> Section:
-    """The few best changes, for the whole plan."""
     title = Message(
         "advice.plan_section", {"step": Message(f"step.{found.step}"), "goal": Message(f"goal.{found.goal}")}
     )
@@ -113,7 +112,6 @@ def section(plan: Plan, found: Advices) -> Section:
 
 
 def plan_of(plan: AnyPlan) -> Plan | FineTunePlan | InferencePlan:
-    """Return the plan of one card."""
     return plan.one_card if isinstance(plan, ClusterPlan) else plan
 
 
@@ -152,7 +150,6 @@ def _now(plan: AnyPlan, found: Advices) -> tuple[Block, ...]:
 
 
 def _nothing(found: Advices) -> list[Paragraph]:
-    """That nothing helps, where nothing does, or nothing alone."""
     if not found.advised:
         id = "advice.nothing" if found.nothing_fits else "advice.nothing_better"
         return [Paragraph(Message("finetune.better_nothing" if _published(found) else id), "warn")]
@@ -161,7 +158,6 @@ def _nothing(found: Advices) -> list[Paragraph]:
 
 
 def _published(found: Advices) -> bool:
-    """Whether changes are ranked by what others published."""
     return found.goal == "quality" and found.step is None
 
 
@@ -182,8 +178,7 @@ def _uneven(plan: AnyPlan, found: Advices) -> tuple[Block, ...]:
 
 
 def short(plan: AnyPlan | None, change: Advice) -> str:
-    """Its rules with their values, joined, and how cards share a step then, if otherwise; of fine-tuning and generating
-    text what to type."""
+    """Return its rules with their values, how cards share a step, or what to type."""
     if plan is None or isinstance(plan, FineTunePlan | InferencePlan):
         return " ".join(words_of(change))
     told = " + ".join(_short(plan, change, rule).text() for rule in change.rules)
@@ -232,7 +227,6 @@ def change_text(
 
 
 def _notes(plan: AnyPlan, changes: Sequence[Advice]) -> list[Message]:
-    """What is to be known of some changes in fine-tuning."""
     ids = {id for change in changes for id in change.rules}
     known = {"loss_alone": "finetune.loss_alone", "precomputed": "note.finetune_reference_precomputed"}
     said = [Message(text) for id, text in known.items() if id in ids]
@@ -361,7 +355,6 @@ def _explained(plan: AnyPlan, found: Advices) -> tuple[Block, ...]:
 
 
 def _sources(found: Advices, changes: Sequence[Advice]) -> list[Paragraph]:
-    """What was published of changes that learn more."""
     return [Paragraph(Message(f"finetune.better.{each.rules[0]}")) for each in changes if _published(found)]
 
 

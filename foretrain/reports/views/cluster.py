@@ -24,8 +24,7 @@ def screen(plan: ClusterPlan, asked: Asked) -> Screen:
 
 
 def shown(plan: ClusterPlan) -> list[RankPlan]:
-    """A row for each strategy: of one with gradients summed each time or held back the one that is meant, else the
-    quicker of those that fit best; where none fits, the one that needs less."""
+    """Return a row for each strategy: of its two ways with gradients the meant, else the quicker or smaller one."""
     found: dict[str, RankPlan] = {}
     for rank in plan.ranks:
         other = found.get(rank.strategy)
@@ -73,8 +72,7 @@ def _pays(plan: ClusterPlan) -> list[Row]:
 
 
 def next_rows(plan: ClusterPlan, asked: Asked, changed: Sequence[str] = ()) -> list[Row]:
-    """The command that runs it, of several machines the one that writes a job for them; where nothing fits, the one
-    that looks for a micro-batch."""
+    """Return the command that runs it, writes a job, or looks for a micro-batch."""
     if asked.quiet:
         return []
     label = Message("first.label.next")

@@ -384,8 +384,7 @@ def report(
     checks: Checks = (),
     sources: Sources | None = None,
 ) -> Document:
-    """The comparison with pictures. `verdicts`: does it fit, by label, where memory was predicted. `checks`: of the
-    runs among the subjects, predicted against measured."""
+    """Return the comparison with pictures. `verdicts`: by label. `checks`: predicted against measured."""
     order = tuple(side.label for side in found.sides)
     sections = [
         Section(Message("side.verdicts"), (*_answers(found), *_verdicts(found))),

@@ -17,10 +17,7 @@ def losses(
     source: str = "report.source_losses",
     order: tuple[str, ...] = (),
 ) -> tuple[Block, ...]:
-    """The loss over tokens, hours, energy and money, as far as each is known; one picture for each unit of loss.
-
-    `order`: labels whose places are the colours of several runs, the same in every picture of a comparison.
-    """
+    """Draw the loss over each known axis, one picture for each unit. `order`: labels whose places are the colours."""
     guessed = {"names": listed(found.predicted_hours)}
     said = (Paragraph(Message("report.predicted_hours", guessed)),) if found.predicted_hours else ()
     return said + tuple(
@@ -49,7 +46,6 @@ def _losses(
 
 
 def loss_unit(unit: str) -> Message:
-    """What a loss is counted in, as words."""
     return Message(f"side_unit.{next(word for word in ('nats', 'bits', 'preference', 'policy') if word in unit)}")
 
 
@@ -69,10 +65,7 @@ def _label(curve: LossCurve, many: bool) -> Message:
 
 
 def signs(found: VitalSigns, silent: str = "") -> tuple[Block, ...]:
-    """A small picture for each sign, with the stretches in which the card held its clock back; or why there is none.
-
-    `silent`: the text that says why the card is silent, where the source could have none of it.
-    """
+    """Draw each sign, with the stretches of held-back clock; `silent`: the text that says why the card is silent."""
     spans = tuple(
         Span(Message(f"throttle.{t.reason}"), t.from_hours * 3600, t.to_hours * 3600) for t in found.throttled
     )

@@ -14,7 +14,6 @@ _UNKNOWN = "–"
 
 
 def info_document(summary: DatasetSummary) -> Document:
-    """`foretrain data info`."""
     info = summary.dataset
     values = {"format": info.format, "path": info.path, "url": info.remote}
     sections = [Section(Message("data.splits"), _splits(summary))]

@@ -56,8 +56,7 @@ def _component(id: str) -> Message:
 def sums_table(
     sums: Sequence[Sum | Component], named: Callable[[str], Message] = _component, total_id: str = "component.total"
 ) -> Table:
-    """Each component with its formula, and the formula with numbers, where there are any; what is too small is one
-    row. `named`: the name of a component; `total_id`: of all of them."""
+    """List each component with its formula, in numbers too; what is too small is one row."""
     numbers = [row.numbers if isinstance(row, Sum) else "" for row in sums]
     names = ("component", "bytes", "formula", "numbers")[: 4 if any(numbers) else 3]
     names = names if any(row.formula for row in sums) else names[:2]

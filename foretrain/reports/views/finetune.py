@@ -35,7 +35,6 @@ LARGEST = 4  # groups of memory that are named
 
 
 def screen(plan: FineTunePlan, changes: tuple[Advice, ...], asked: Asked) -> Screen:
-    """One plan, a dozen lines."""
     rows = [
         *read_rows(plan),
         *batch_rows(plan),
@@ -104,7 +103,6 @@ def component(plan: FineTunePlan, id: str) -> Message:
 
 
 def document(plan: FineTunePlan, changes: tuple[Advice, ...]) -> Document:
-    """The whole plan, from the verdict on."""
     lead = Section(Message("finetune.verdict"), (*lead_of(plan), *card_memory(plan.gpu)))
     where = Message("finetune.subtitle", {"where": plan.where})
     return Document(title(plan, Asked()), where, [lead, *sections(plan, changes)])

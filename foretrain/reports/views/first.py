@@ -1,7 +1,4 @@
-"""The first screen of `plan`: does it fit, how long, what does it cost, what limits it, what to do. Twelve lines.
-
-The whole plan is plan_view's; nothing is worked out here.
-"""
+"""The first screen of `plan`: does it fit, how long, what does it cost, what limits it, what to do. Twelve lines."""
 
 import math
 
@@ -32,7 +29,6 @@ def screen(plan: Plan, answer: FirstAnswer, asked: Asked) -> Screen:
 
 
 def best(plan: Plan, found: Best, asked: Asked) -> Screen:
-    """`--best`: the model first."""
     winner = found.candidates[0]
     c = winner.config
     values = {

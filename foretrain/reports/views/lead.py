@@ -31,7 +31,6 @@ def title(plan: AnyPlan, asked: Asked, timing: Timing | None = None, where: Cell
 
 
 def name_of(plan: AnyPlan) -> str:
-    """The run in one or two words."""
     if isinstance(plan, InferencePlan):
         return f"{plan.name} {plan.asked.weights}"
     if isinstance(plan, FineTunePlan):
@@ -40,7 +39,6 @@ def name_of(plan: AnyPlan) -> str:
 
 
 def what(plan: AnyPlan) -> Message:
-    """What is run, in a few words."""
     if isinstance(plan, FineTunePlan):
         return method_of(plan)
     if isinstance(plan, InferencePlan):
@@ -59,7 +57,6 @@ def method_of(plan: FineTunePlan) -> Message:
 
 
 def sources_of(plan: AnyPlan, timing: Timing | None = None) -> Message:
-    """Where the figures are from."""
     memory, timing = plan.needs.source, timing or plan.timing
     if timing is None or timing.source == memory:
         return Message("first.source", {"source": memory})
@@ -70,8 +67,7 @@ def sources_of(plan: AnyPlan, timing: Timing | None = None) -> Message:
 
 
 def lead_of(plan: AnyPlan, asked: Asked | None = None, *, others: bool = True) -> list[Paragraph]:
-    """The verdict first. `asked`: with what a nanoGPT file's other step would say; `others`: with what other programs
-    use."""
+    """Return the verdict first, with a nanoGPT file's other step (`asked`) and other programs' use (`others`)."""
     if isinstance(plan, ClusterPlan):
         return [Paragraph(Message("first.said", {"text": verdict_of_cards(plan)}), TONES[plan.verdict])]
     sentences = [_verdict(plan).text()]
@@ -116,7 +112,6 @@ def sure_bytes(plan: FineTunePlan) -> int:
 
 
 def where(phase: PhaseMemory) -> Message:
-    """The part of a run in which a phase needs most."""
     part = {"load": "build", "prepare": "prepare", "merge": "merge", "generate": "generate"}.get(phase.phase)
     part = part or ("evaluation" if phase.phase.startswith("evaluate") else phase.moment.partition(".")[0])
     return Message(f"first.where.{part}" if has(f"first.where.{part}") else "first.where.backward")
@@ -128,8 +123,7 @@ def _untraced(plan: Plan) -> list[Paragraph]:
 
 
 def _other_step(plan: Plan, asked: Asked) -> list[Paragraph]:
-    """The verdict of the other way to run the step: where it differs, or where a nanoGPT file is asked about that can
-    run either way."""
+    """Return the other step's verdict where it differs, or where a nanoGPT file can run either way."""
     step: StepName = "nanogpt" if plan.step == "foretrain" else "foretrain"
     verdict = plan.verdict_of(step)
     alike = verdict == plan.verdict
@@ -203,10 +197,7 @@ def assumptions(plan: ClusterPlan) -> list[Message]:
 
 
 def assumed_rows(plan: AnyPlan, *more: str) -> list[Row]:
-    """What was taken without knowing it, in a few words each; `more`: ids of what this answer took besides.
-
-    What can change the verdict always stands there. The data sheet's speed cannot.
-    """
+    """List what was taken without knowing it; what can change the verdict always stands there. `more`: further ids."""
     one = plan.one_card if isinstance(plan, ClusterPlan) else plan
     notes = [*(one.assumptions if isinstance(one, Plan) else ()), *one.notes]
     said = [(note.id, note.values) for note in notes if is_assumed(note.id)]

@@ -1,6 +1,5 @@
-"""A log, or a run that `foretrain watch` measured, as a Document: for a terminal and, with curves, for a page.
-
-What its steps say, what the command took of the machine, and what its cards did.
+"""A log, or a run that `foretrain watch` measured, as a Document: its steps, the command's use of the machine, its
+cards.
 """
 
 import shlex
@@ -37,8 +36,7 @@ from foretrain.runs.record import WatchedCard, WatchedRun
 
 
 def document(explained: LogExplanation, facts: LogFacts | None = None) -> Document:
-    """How memory ran out, what `foretrain watch` measured around the log, the log itself. `facts`: curves and, with a
-    config and a card, what its plan says."""
+    """Return how memory ran out, what `foretrain watch` measured, the log itself. `facts`: its curves and plan."""
     log, record = explained.log, explained.watched
     sections = [_first(explained), *(_curves(facts, watched=record is not None) if facts else [])]
     sections += _ran_out(explained)
@@ -306,7 +304,6 @@ def _missing(found: LogAnalysis) -> tuple[Block, ...]:
 
 
 def utilization_document(name: str, used: Utilization) -> Document:
-    """`foretrain mfu`."""
     values = {"tokens_per_s": used.tokens_per_s, "tokens": used.tokens_per_step, "step": used.step_s}
     rows: Rows = [(Message("row.throughput"), Message("value.given_throughput", values)), *_shares(used)]
     blocks: list[Block] = [Table((), tuple(rows))]
@@ -329,7 +326,6 @@ _MEMORY = {
 
 
 def summary(record: WatchedRun, path: str) -> Document:
-    """What is said when the command has ended."""
     sections = _machine_sections(record)
     sections.append(Section(Message("watch.next"), (Paragraph(Message("watch.explain", {"path": path})),)))
     return Document(Message("watch.title", {"command": command_text(record)}), subtitle(record), sections)

@@ -147,8 +147,7 @@ def every_byte(plan: Plan) -> tuple[Block, ...]:
 
 
 def phase_parts(plan: Plan | FineTunePlan, memory: RunMemory, phase: PhaseMemory) -> tuple[tuple[str, int], ...]:
-    """A phase up to what it is expected to need: by group, then what the process needs besides, and last what the
-    allocator keeps from earlier phases: an evaluation between steps does not need that itself."""
+    """Return a phase up to its need: by group, then outside the allocator, and what that keeps of earlier phases."""
     above = max(0, phase.needed_expected_bytes - phase.allocated_bytes)
     if plan.gpu.kind == "cpu":
         return *grouped(phase.components), ("python", above)

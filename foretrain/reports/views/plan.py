@@ -34,8 +34,7 @@ from foretrain.reports.views.takes import no_time, speed_source, time_rows
 def document(
     plan: Plan, now: datetime | None = None, advice: Advices | None = None, outlook: Outlook | None = None
 ) -> Document:
-    """The whole plan. `now`: says when the run would end if it were started then. `advice`: what to change. `outlook`:
-    what other ways and other cards would give."""
+    """Return the whole plan. `now`: says when the run would end. `outlook`: what other ways and cards would give."""
     gpu = plan.gpu
     peak = gpu.peak_flop_per_s(plan.dtype)
     logged = plan.timing is not None and plan.timing.source.startswith("measured")
@@ -122,7 +121,6 @@ def row(items: Iterable[tuple[str, Cell | None, Cell]]) -> Figures:
 
 
 def of_plan(plan: Plan | FineTunePlan) -> Figures:
-    """What people look for first in a plan."""
     bounded = isinstance(plan, FineTunePlan) and plan.bound != "exact"
     found = [] if bounded else [_ranged("memory_needed", plan.needs.neediest.needed_span, "bytes", plan.needs.source)]
     if plan.available_bytes is not None:

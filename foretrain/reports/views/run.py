@@ -32,7 +32,6 @@ Evaluations = tuple[tuple[int, float, float, float | None], ...]
 
 
 def comparison_document(comparison: ForecastCheck) -> Document:
-    """`foretrain compare RUN`."""
     ranks = ranks_view.sections(comparison.ranks, comparison.predicted_source)
     sections = [*ranks, *comparison_sections(comparison)]
     title = Message("compare.title", {"id": comparison.run_id})

@@ -43,7 +43,6 @@ def rank_sections(found: RunExplanation) -> list[Section]:
 
 
 def score_sections(found: RunExplanation) -> list[Section]:
-    """What `foretrain eval` found of its checkpoints."""
     return scores.sections(found.scores)
 
 

@@ -11,7 +11,6 @@ LARGE = 1000
 
 
 def document(found: Evaluation) -> Document:
-    """The answer of `foretrain eval`."""
     values = {"name": found.source, "step": found.step, "device": found.device, "path": found.kept_in}
     title = Message("scores.title" if found.step is None else "scores.title_step", values)
     subtitle = Message("scores.kept" if found.kept_in else "scores.not_kept", values)

@@ -96,18 +96,14 @@ def uncalibrated(plan: Plan) -> Message:
 
 
 def uneven(points: Iterable[tuple[int, int | None]]) -> tuple[Paragraph, ...]:
-    """One sentence where a larger micro-batch needs less than a smaller one, else nothing.
-
-    `points`: (batch_size, bytes) of settings that differ in nothing else that takes memory.
-    """
+    """Return one sentence where a larger micro-batch needs less than a smaller one, of (batch_size, bytes)."""
     known = sorted({(size, needed) for size, needed in points if needed is not None})
     falls = any(small < large and after < before for (small, before), (large, after) in pairwise(known))
     return (Paragraph(Message("largest.uneven")),) if falls else ()
 
 
 def taken_bytes(needed_bytes: int, verdict: Verdict | None, available_bytes: int | None) -> int:
-    """What a run takes of the card. A tight one takes at most what is free: before the allocator fails, it frees what
-    it only keeps."""
+    """Return what a run takes: a tight one what is free, as the allocator frees its cache before it fails."""
     if verdict != "tight" or available_bytes is None:
         return needed_bytes
     return min(needed_bytes, available_bytes)
@@ -119,8 +115,7 @@ def needs_of_free(needed_bytes: int, verdict: Verdict | None, available_bytes: i
 
 
 def verdict_id(verdict: Verdict | None, needed_bytes: int, available_bytes: int | None) -> str:
-    """The verdict, or that a run may live which would use more: before the allocator fails, it frees what it only
-    keeps."""
+    """Return the verdict, or that a run may live that would use more, as the allocator frees what it only keeps."""
     beyond = available_bytes is not None and needed_bytes > available_bytes
     return "tight_at_limit" if beyond and verdict == "tight" else verdict or "unknown"
 

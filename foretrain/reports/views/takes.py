@@ -22,7 +22,6 @@ LATEST_S = 3e9  # a run of more than a century has no date
 
 
 def speed_source(plan: Trained, timing: Timing) -> Message:
-    """Where the times are from."""
     if timing.source == "measured (log)":
         return Message("source.log")
     if timing.source == "calibrated":
@@ -37,14 +36,12 @@ def one_card(plan: Plan | ClusterPlan) -> Plan:
 
 
 def cards_of(plan: Trained) -> int:
-    """How many cards a plan is of."""
     if isinstance(plan, ClusterPlan):
         return plan.cluster.world
     return plan.tune.world if isinstance(plan, FineTunePlan) else 1
 
 
 def no_time(plan: Trained, texts: str = "first") -> Message:
-    """Why nobody knows how long a run takes."""
     if isinstance(plan, FineTunePlan):
         return Message(f"{texts}.no_time" if plan.bound == "exact" else "finetune.no_time", {"gpu": plan.gpu.name})
     id = "no_time_of_recipe" if one_card(plan).of_untimed_recipe else "no_time"
@@ -57,8 +54,7 @@ def no_time(plan: Trained, texts: str = "first") -> Message:
 def takes_rows(
     plan: Trained, timing: Timing | None, steps: int | None = None, marks: tuple[str, str] | None = None
 ) -> list[Row]:
-    """The time and the cost. `steps`: as many as are meant, where those are not the plan's; `marks`: what each of the
-    two depends on, by default that a run which does not fit did."""
+    """Return the time and the cost. `steps`: where not the plan's; `marks`: what each of the two depends on."""
     if timing is None:
         unknown = [Row(Message("first.label.cost"), Message("first.cost_unknown"))] if isinstance(plan, Plan) else []
         return [Row(Message("first.label.time"), no_time(plan)), *unknown]
@@ -156,7 +152,6 @@ def _step_rows(plan: Trained, timing: Timing) -> Rows:
 
 
 def _whole_rows(plan: Trained, timing: Timing) -> Rows:
-    """What there is besides steps."""
     if isinstance(plan, FineTunePlan) or not timing.steps:
         return []
     rows, step, evaluation = Rows(), timing.step_s, timing.evaluation_s
@@ -183,7 +178,6 @@ def _evaluation(plan: Plan, timing: Timing) -> tuple[Cell, ...]:
 
 
 def _other_step(plan: Trained, timing: Timing) -> Rows:
-    """A step of the other trainer."""
     if not isinstance(plan, Plan) or plan.config.eval_only or timing.source == "measured (log)":
         return []
     other: StepName = "nanogpt" if plan.step == "foretrain" else "foretrain"

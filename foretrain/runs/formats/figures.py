@@ -63,7 +63,7 @@ _PREFIX = re.compile(r"^(?:.* - )?(?:(?:train|eval|val)[/_])?")  # of an export'
 
 
 def figures(text: str) -> dict[str, float]:
-    """Return {key: value} of a printed dictionary; NaN for nan, inf and None. What is not a number is left out."""
+    """Return {key: value} of a printed dictionary; NaN for nan, inf and None."""
     found = {}
     for _, key, value in _QUOTED.findall(text):
         known = number(value, grouped_thousands=False)

@@ -1,7 +1,4 @@
-"""The description of one program's log: how its lines are found, and each figure in them with its unit.
-
-Steps are found anywhere in a line, whatever time stamps, ranks, colours and progress bars are around them.
-"""
+"""The description of one program's log: how its lines are found anywhere in a line, and each figure with its unit."""
 
 import math
 import re
@@ -28,9 +25,7 @@ def pattern(*parts: str) -> re.Pattern[str]:
 
 
 def number(text: str, *, grouped_thousands: bool = True) -> float:
-    """Return the value of a printed number, such as 1,024 or 11.5K, or NaN. A lone comma before three digits groups
-    thousands.
-    """
+    """Return the value of a printed number, such as 1,024 or 11.5K, or NaN; a lone comma may group thousands."""
     scale = _SCALES.get(text[-1:].lower(), 1.0)
     text = text[:-1] if scale > 1 else text
     if "," in text:
@@ -48,8 +43,7 @@ def number(text: str, *, grouped_thousands: bool = True) -> float:
 class Reading:
     """The content of one line. None: absent; NaN: present, but not a number.
 
-    A step has a number, or none where the program prints none. `evaluated`: it is of an evaluation, after `step`. `of`:
-    the last step. `memory_bytes`: by what it counts, one of MEMORY. `restarts`: the run begins again here.
+    `evaluated`: it is of an evaluation, after `step`. `of`: the last step. `restarts`: the run begins again here.
     """
 
     at: int = 0  # where in the line, so that several keep their order
@@ -100,9 +94,7 @@ class LineReader:
 
 
 class Header(NamedTuple):
-    """A line about the whole run. `word`: a part of it, in small letters. The groups are named as the fields of
-    LogHeader; `sequences` times `seq_len` is `tokens_per_step`; a figure of memory is named with its unit.
-    """
+    """A line about the whole run, with a small-letter part `word`; groups are named as the fields of LogHeader."""
 
     word: str
     pattern: re.Pattern[str]
@@ -113,10 +105,9 @@ class LogFormat:
     """One program's log.
 
     `step_line` finds the line of a step, with the group `step` and, where printed, `loss`, `ms` or `s` (the step's
-    time) or `per_s` (steps in a second), `total_ms` (time since the start), `of` (the last step), `epoch` and
-    `in_epoch` (its number and its steps, where steps count from the beginning in each), `mfu` (percent), `rate` (tokens
-    per second), `lr`, and memory as in `reserved_gib`. `val_line` has `step` and `val`; the default is nanoGPT's
-    evaluations. `reader` is for what patterns cannot describe.
+    time) or `per_s`, `total_ms` (since the start), `of` (the last step), `epoch` and `in_epoch` (its number and its
+    steps), `mfu` (percent), `rate` (tokens per second), `lr`, and memory as in `reserved_gib`. `val_line` has `step`
+    and `val`.
     """
 
     name: str
@@ -202,9 +193,7 @@ class PatternReader(LineReader):
         return Reading(match.start(), at, evaluated=True, val_loss=loss)
 
     def difference(self, step: int, total_s: float) -> float | None:
-        """Return the mean time of the steps since the last line, from times since some start; None where there is no
-        such line, or the program reset its clock in between.
-        """
+        """Return the mean step time since the last line, from times since some start; None where there is none."""
         before, self.before = self.before, (step, total_s)
         if before is None or step <= before[0] or not total_s > before[1]:
             return None

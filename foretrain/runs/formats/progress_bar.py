@@ -1,8 +1,6 @@
-"""tqdm's progress bar in a log, `  6%|▋         | 1/16 [01:18<19:31, 78.12s/it]`; its mean is of the last few
-updates.
+"""tqdm's progress bar in a log, `  6%|▋         | 1/16 [01:18<19:31, 78.12s/it]`; its mean is of the last few updates.
 
-PyTorch Lightning's counts from one in each epoch: `Epoch 9: 100%|█| 860/860 [00:05<00:00, 162.25it/s, v_num=1,
-train_loss=1.46]`. Where nothing else tells a program's steps, its bar does.
+PyTorch Lightning's counts from one in each epoch: `Epoch 9: 100%|█| 860/860 [00:05<00:00, 162.25it/s, v_num=1]`.
 """
 
 import math
@@ -143,9 +141,7 @@ class _Lightning(LineReader):
 
 
 class _AnyBar(LineReader):
-    """Reads a training's progress bar where nothing else tells its steps. The first one is the training's; those of
-    evaluations come later, with another total.
-    """
+    """Reads a training's progress bar, the first one, where nothing else tells its steps."""
 
     of = first_epoch = 0
 

@@ -1,9 +1,8 @@
 """JSON lines of fine-tuning programs: a record for each logged step, with the time since the start.
 
-LLaMA-Factory's trainer_log.jsonl: `{"current_steps": 10, "total_steps": 300, "loss": 2.28, "lr": 9.75e-05, …,
-"elapsed_time": "0:00:31"}`. ms-swift's logging.jsonl: `{"loss": 1.49, …, "global_step/max_steps": "5/100",
-"elapsed_time": "0m 15s", "memory(GiB)": 21.3, "train_speed(iter/s)": 0.333}`; its console has Python's quotes. Tracked
-runs come from columns.py in such lines, each with its marker.
+LLaMA-Factory's trainer_log.jsonl: `{"current_steps": 10, "total_steps": 300, "loss": 2.28, …, "elapsed_time":
+"0:00:31"}`. ms-swift's logging.jsonl: `{"loss": 1.49, …, "global_step/max_steps": "5/100", "elapsed_time": "0m 15s"}`.
+Tracked runs come from columns.py in such lines.
 """
 
 import json

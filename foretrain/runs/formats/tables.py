@@ -1,8 +1,7 @@
 """Tables of a run's figures: Lightning's metrics.csv, and what transformers, TRL and unsloth show in a notebook.
 
-The file of CSVLogger begins with its columns, such as `epoch,step,train_loss,val_loss`; a row has the figures of a step
-or of an evaluation, without times. A notebook shows `Step  Training Loss` and rows below; above them stands the bar
-`[60/60 00:53, Epoch 0/1]`.
+CSVLogger's file begins with its columns, `epoch,step,train_loss,val_loss`; rows have no times. A notebook shows `Step
+Training Loss` and rows below the bar `[60/60 00:53, Epoch 0/1]`.
 """
 
 import re

@@ -1,11 +1,9 @@
-"""Hugging Face transformers' Trainer on the console: one dictionary per line, with numbers or, since 5.0, text.
+"""Hugging Face transformers' Trainer: one dictionary per line, with numbers or, since 5.0, text; and
+trainer_state.json.
 
 `{'loss': 1.1836, 'grad_norm': 2.29, 'learning_rate': 0.0002, 'epoch': 0.01}`, an evaluation `{'eval_loss': …}`, and the
-end `{'train_runtime': 158.8, …, 'train_steps_per_second': 1.638, …}`. They have neither the step nor its time; the
-progress bar between the lines has both. A pipe often reorders them, so steps are numbered at the end.
-
-And trainer_state.json beside each checkpoint: the same entries, with their steps, read one by one, whatever its size.
-It has no step time, but the whole run's at the end.
+end `{'train_runtime': 158.8, …, 'train_steps_per_second': 1.638, …}`. Only the progress bar has steps and times. A pipe
+often reorders the lines, so steps are numbered at the end.
 """
 
 import math

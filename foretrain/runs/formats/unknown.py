@@ -1,7 +1,4 @@
-"""Logs of unknown programs, read by what their lines call a step, a loss, a time with its unit, and a rate.
-
-They are tried only where no other format takes a line of the whole log. The interpretation is recorded.
-"""
+"""Logs of unknown programs, read by what their lines call a step, a loss, a time with its unit, and a rate."""
 
 import math
 import re

@@ -1,7 +1,4 @@
-"""Experiment trackers that a run can be reported to: those that the files here list as TRACKERS.
-
-A new tracker is a new file. No library is imported before a run is reported or read.
-"""
+"""Trackers that a run can be reported to: the files here that list TRACKERS. Libraries are imported late."""
 
 import difflib
 import pkgutil

@@ -1,11 +1,8 @@
 """`Report`: sends a run's lines to a tracker's own process, and never lets the training wait for it.
 
-A thread empties a queue of lines; while it is full, lines are left out and counted. A failure is reported once;
-metrics.jsonl and run.json have everything all the same.
+While the queue of a thread is full, lines are left out and counted. A failure is reported once.
 
-The process runs `main`. It gets the job first, then lines of metrics, then the end. It answers once the run is begun,
-once it is over, and where it cannot go on. Frames end with the training, also after a kill. A stop of the training does
-not stop it: it reports what is left.
+The process runs `main`: it gets the job, lines of metrics, and the end, which comes with a kill of the training, too.
 """
 
 import contextlib
@@ -37,9 +34,8 @@ Event = tuple[str, dict[str, Any]]
 
 @dataclass
 class Report:
-    """One run to one tracker. `before`: the lines of the run that an earlier process reported.
-
-    `told` collects messages for the user, as (event id, values).
+    """One run to one tracker. `before`: lines that an earlier process reported; `told`: (event id, values) for the
+    user.
     """
 
     tracker: type[Tracker]

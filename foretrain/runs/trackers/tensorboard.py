@@ -1,7 +1,4 @@
-"""TensorBoard: event files in the run's own folder. Values are float32, as its format has them.
-
-Written and read with TensorBoard's own library, which needs neither TensorFlow nor PyTorch for it.
-"""
+"""TensorBoard: event files in the run's own folder, by its own library; values are float32."""
 
 import importlib
 import json

@@ -1,7 +1,6 @@
 """`Tracker`: the interface to an experiment tracker, and to the runs that it has.
 
-A tracker runs in a process of its own (report.py), which gets one line after the other. So its library takes neither
-time nor memory of the training, may raise anything, and prints nothing between the training's lines.
+It runs in a process of its own (report.py): its library may raise anything, and takes no time of the training.
 """
 
 import contextlib
@@ -33,9 +32,8 @@ class Job:
 
 @dataclass(frozen=True)
 class Started:
-    """`id`: to resume with. `look`: the command, or address, that shows the run.
-
-    `offline`: why it stays on this machine though the tracker was to send it. `send`: the command that sends it then.
+    """`id`: to resume with. `look`: what shows the run. `offline`: why it stays here; `send`: the command to send it
+    then.
     """
 
     id: str
@@ -46,8 +44,8 @@ class Started:
 
 @dataclass(frozen=True)
 class Tracked:
-    """A tracked run. `rows`: metric -> value, as logged, the earliest first; steps and times are metrics too, by the
-    tracker's own names.
+    """A tracked run. `rows`: metric -> value, as logged, the earliest first, with steps and times by the tracker's
+    names.
     """
 
     tracker: str
@@ -63,9 +61,7 @@ class Tracked:
 class Tracker(ABC):
     """One tracker: reports one run, and reads reported runs. Errors of its library are let through.
 
-    `package`: the module needed to report. `check`: where to look first when reporting fails: a command or a variable.
-    `project`: the variable of its project, if any. `takes_back`: with the first step after a resume, it forgets that
-    step and later ones.
+    `package`: the module needed. `check`: where to look when reporting fails. `project`: the variable of its project.
     """
 
     name: ClassVar[str]
@@ -127,10 +123,7 @@ def short(reason: object) -> str:
 
 
 def chosen(path: Path, runs: Mapping[str, str], wanted: str | None) -> str:
-    """Return the id of the only run, or of the one with this id or name. Raises UserError.
-
-    `runs`: id -> name, the newest last.
-    """
+    """Return the id of the only run, or of the one with this id or name, in `runs` (id -> name). Raises UserError."""
     if wanted is None and len(runs) == 1:
         return next(iter(runs))
     found = [id for id, name in runs.items() if wanted in (id, name)]
@@ -141,10 +134,7 @@ def chosen(path: Path, runs: Mapping[str, str], wanted: str | None) -> str:
 
 
 def without_undone(rows: Iterable[Row], step: str) -> list[Row]:
-    """Leave out the rows of steps that a resumed run repeated: it was resumed where `step` goes back.
-
-    An evaluation before that step stays, as a resume does not repeat it.
-    """
+    """Leave out the rows of steps that a resumed run repeated: it was resumed where `step` goes back."""
     kept: list[Row] = []
     for row in rows:
         at = row.get(step)

@@ -1,7 +1,4 @@
-"""trackio: on this machine, in its SQLite files; to a Space only where TRACKIO_SPACE_ID says so.
-
-A project is a SQLite file in TRACKIO_DIR, or in Hugging Face's cache. Python's own sqlite3 reads it.
-"""
+"""trackio: a project is a SQLite file in TRACKIO_DIR or Hugging Face's cache; in a Space only by TRACKIO_SPACE_ID."""
 
 import contextlib
 import importlib

@@ -1,8 +1,7 @@
 """Weights & Biases: to its server, or with WANDB_MODE=offline into the run's folder, from where `wandb sync` sends it.
 
-Without a key, or an answer of the server, the run stays offline. An offline run is a log of protobuf records in
-LevelDB's framing (github.com/google/leveldb, doc/log_format.md): blocks of 32 KiB with records of checksum, length,
-kind and bytes. The library has the messages, but no reader in Python.
+An offline run is a log of protobuf records in LevelDB's framing (github.com/google/leveldb, doc/log_format.md): blocks
+of 32 KiB with records of checksum, length, kind and bytes. The library has no reader in Python.
 """
 
 import contextlib

@@ -1,7 +1,4 @@
-"""The forms of exports, and the result of one. No torch.
-
-A form is a module with the functions of `FormModule`, imported at its first use.
-"""
+"""The forms of exports, each a module with the functions of `FormModule`, and the result of one. No torch."""
 
 import importlib
 import shlex
@@ -31,10 +28,7 @@ GGUF_TYPES: dict[GgufType, tuple[str, str]] = {
 
 
 class Exported(Record):
-    """The files written, and their checkpoint; `notes` are ids of what the reader should know.
-
-    `quantize`: the command of llama.cpp that makes smaller types of a GGUF file. `pushed`: where it was uploaded to.
-    """
+    """The files written; `notes` are ids of texts, `quantize` llama.cpp's command, `pushed` the address."""
 
     form: Form
     path: str

@@ -1,7 +1,6 @@
 """The form `gguf`: one file for llama.cpp and what is built on it, with sizes, tokenizer and weights.
 
-Keys, names and types are those of llama.cpp's own converter (conversion/gpt2.py, llama.py, qwen.py and base.py):
-vectors and learned positions stay fp32, and a matrix whose rows do not divide into q8_0's blocks of 32 is f16.
+Keys, names and types are those of llama.cpp's own converter (conversion/gpt2.py, llama.py, qwen.py and base.py).
 """
 
 from collections.abc import Mapping

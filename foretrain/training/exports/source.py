@@ -171,10 +171,7 @@ def export(
     force: bool = False,
     options: FormOptions | None = None,
 ) -> Exported:
-    """Export the model of a run (its newest intact checkpoint, or its best) or of a checkpoint's folder.
-
-    `out` is made, and must be empty unless `force`, which replaces files of the same names only. Raises UserError.
-    """
+    """Export the model of a run or of a checkpoint's folder to `out`, empty unless `force`. Raises UserError."""
     found = locate(path, best=best)
     module = module_of(form)
     if error := module.refusal(found.run.read_record().config):

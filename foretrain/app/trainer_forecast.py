@@ -61,7 +61,8 @@ def live_run(
         checkpointing=live.checkpoints(base), unsloth=live.by_unsloth(model),
         offloads=live.offloads(model), adapter=live.adapter_of(model), four_bit=four_bit,
         loop="trl" if kinds and TILED_LOSS in sys.modules else "trainer",
-        other_trainer=type(trainer).__name__ if kinds and "SFTTrainer" not in kinds else "",
+        trl_trainer=next((kind for kind in kinds if kind in live.PLANNED), next(iter(kinds), "")),
+        reference=getattr(trainer, "ref_model", None) is not None,
     )  # fmt: skip
 
 

@@ -42,6 +42,8 @@ foretrain plan llama-3.2-1b --method lora --seq-len 4096 --batch-size 2 --gpu 40
 
 foretrain plan hf:Qwen/Qwen3-8B --method qlora --gradient-checkpointing --gpu 4090
 
+foretrain plan qwen3-0.6b --method lora --gpu 4070 --write-script train.py
+
 foretrain plan axolotl.yaml --gpu 3090   (also LLaMA-Factory, TRL, torchtune, unsloth, TrainingArguments)
 
 foretrain plan qwen3-8b --method qlora --batch-size 1 --gpu 3090,4090 --within 5EUR --data-tokens 10M
@@ -114,6 +116,11 @@ Generating text takes --context, --batch, --weights, --kv, --prompt, --engine, -
     "--write-job KIND",
     "With --gpus: write a job file with what the plan found, for Slurm or SkyPilot: slurm or sky.",
     default="",
+)
+@option(
+    "--write-script FILE.py",
+    "Fine-tuning: write a script that trains what was planned, with transformers' Trainer or TRL.",
+    type=Path,
 )
 @flag("--full", "Print everything: phases, every byte with its formula, FLOPs, energy, notes.")
 @flag("--oneline", "Print one line, to paste into a forum or a chat.")

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from foretrain.advice.best import Best
     from foretrain.advice.record import Advice
     from foretrain.app import finetune as tuning
+    from foretrain.app.finetuning import script
     from foretrain.predict.smallest import SmallestCard
     from foretrain.reports.views import cards as cards_view
     from foretrain.reports.views import cluster as cluster_view
@@ -56,7 +57,7 @@ else:  # each answer waits for its own view alone
         Later(f"foretrain.reports.views.{name}")
         for name in ("cards", "cluster", "finetune", "generation", "limits", "line", "plan")
     )
-    tuning = Later("foretrain.app.finetune")
+    tuning, script = Later("foretrain.app.finetune"), Later("foretrain.app.finetuning.script")
 
 PLANS_SCHEMA = "foretrain.plan/1#plans"
 
@@ -202,8 +203,11 @@ def write_config(config: RunConfig, path: Path, asked: Asked, before: dict[str, 
 
 
 def origin(asked: Asked) -> tuple[str, ...]:
-    command = shlex.join(("foretrain", asked.command, *asked.words, *asked.card_options()))
-    return (say("written.origin", command=command, version=installed("foretrain")),)
+    return (say("written.origin", command=command_of(asked), version=installed("foretrain")),)
+
+
+def command_of(asked: Asked) -> str:
+    return shlex.join(("foretrain", asked.command, *asked.words, *asked.card_options()))
 
 
 def tell_written(path: Path, *, quiet: bool) -> None:
@@ -254,8 +258,14 @@ def answer(context: click.Context, request: Any, words: list[str]) -> None:
         need_one_of("--write-job", job, tuple(JOB_KINDS))
     with interpreter.use_interpreter(depth.python):
         made = request.plans(limits, given["step_time"], given["logged_mfu"])
-        _check_count(made, depth, limits, alone=bool(job) or (bool(depth.largest) and form.as_json))
+        _check_count(
+            made, depth, limits, alone=bool(job or given["write_script"]) or (bool(depth.largest) and form.as_json)
+        )
         answered, found = _answered(request, made, limits, depth, form)
+    if given["write_script"]:
+        path = Path(given["write_script"])
+        script.write_script(path, made[0], request.asked, words, command_of(form.asked))
+        tell_written(path, quiet=depth.quiet)
     if job:
         tell_written(write_job(job, made[0], words), quiet=depth.quiet)
     if given["check"] and found is not None and found.value is None:

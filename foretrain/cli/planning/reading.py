@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
@@ -139,6 +140,8 @@ def with_trainer(resolved: ResolvedConfig, trainer: str) -> ResolvedConfig:
 
 def _check_options(context: click.Context, kind: str) -> None:
     given, command = context.params, context.command.name or ""
+    if given.get("write_script") and kind in ("pretraining", "cards"):
+        raise UserError("usage.script_alone", words=shlex.join(given["words"][:3])[:200])
     if kind == "fine-tuning":
         for name, id in FINE_TUNING[command].items():
             if is_typed(context, name):

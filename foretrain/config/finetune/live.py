@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from foretrain.base.errors import UserError
 from foretrain.config.finetune.formats.format import method_of, training_arguments
+from foretrain.config.finetune.formats.trl import preferences
 from foretrain.config.finetune.options import Bound, FineTune
 from foretrain.config.finetune.table import FileSettings, Table
 from foretrain.config.hub.facts import ModelFacts, ModelSource
@@ -55,6 +56,11 @@ def of_all_layers(paths: Collection[str], layers: int) -> set[str]:
 
 
 WHERE = "TrainingArguments"
+# Trainers of TRL that are planned, beside SFTTrainer.
+TRAININGS = {
+    "DPOTrainer": "dpo", "KTOTrainer": "kto", "ORPOTrainer": "orpo", "CPOTrainer": "cpo", "RewardTrainer": "reward"
+}  # fmt: skip
+PLANNED = ("SFTTrainer", *TRAININGS)
 # Of TrainingArguments, what a plan does not have and a comparison of runs asks for.
 LEARNING = ("learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay", "adam_beta1", "adam_beta2", "seed")
 
@@ -63,9 +69,10 @@ LEARNING = ("learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay"
 class LiveRun:
     """What is known of a run. `adapter`: peft's config, if any; `four_bit`: bitsandbytes' quantization config.
 
-    `other_trainer`: the name of one of TRL's that is no SFTTrainer; `dtype`: of the weights; `seq_len`, `padded`: of
-    the batches; `max_steps`: as the Trainer has worked it out; `unsloth`: it loaded the model; `offloads`: its
-    checkpoints go to the host; `predicts_tokens`: whether the model's class is one that predicts the next token.
+    `trl_trainer`: the name of TRL's; `reference`: whether it holds a reference model; `dtype`: of the weights;
+    `seq_len`, `padded`: of the batches; `max_steps`: as the Trainer has worked it out; `unsloth`: it loaded the model;
+    `offloads`: its checkpoints go to the host; `predicts_tokens`: whether the model's class is one that predicts the
+    next token.
     """
 
     model_class: str
@@ -86,26 +93,37 @@ class LiveRun:
     adapter: Mapping[str, Any] | None = None
     four_bit: Mapping[str, Any] | None = field(default=None)
     loop: str = "trainer"
-    other_trainer: str = ""
+    trl_trainer: str = ""
+    reference: bool = False
 
     @property
     def predicts_tokens(self) -> bool:
         """Whether the loss is of the next token, as a plan has it."""
         return self.model_class.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration"))
 
+    @property
+    def training(self) -> str:
+        """What it is trained for; "" where that is not planned."""
+        classifies = self.model_class.endswith("ForSequenceClassification")
+        found = TRAININGS.get(self.trl_trainer, "sft" if self.trl_trainer in ("", "SFTTrainer") else "")
+        if classifies:
+            return {"sft": "classification" if not self.trl_trainer else "", "reward": "reward"}.get(found, "")
+        return found if self.predicts_tokens else ""
+
 
 def read_live(run: LiveRun) -> tuple[ModelSource, FineTune, dict[str, Bound]]:
     """(the model, how it is trained, what is not planned with what the figures then are). Raises UserError for what
     cannot be planned."""
-    if not run.predicts_tokens:
+    if run.trl_trainer not in ("", *PLANNED):
+        raise UserError("usage.callback_trainer", trainer=run.trl_trainer)
+    if not run.training:
         raise UserError("usage.callback_head", model=run.model_class)
-    if run.other_trainer:
-        raise UserError("usage.callback_trainer", trainer=run.other_trainer)
     found = FileSettings("trainer", WHERE)
     training_arguments(Table(_arguments(run.arguments), found))
     if found.sharding:
         raise UserError("usage.callback_sharded", sharding=found.sharding)
     _adapter(run, found)
+    _training(run, found)
     given = {
         "dtype": run.dtype, "seq_len": run.seq_len, "padded": run.padded, "packing": run.packing,
         "max_steps": max(0, run.max_steps), "keeps_logits": run.keeps_logits, "loop": run.loop,
@@ -119,7 +137,20 @@ def read_live(run: LiveRun) -> tuple[ModelSource, FineTune, dict[str, Bound]]:
     table = Table({"attn_implementation": run.attention}, found)
     table.put("attn", "attn_implementation")
     tune = FineTune.model_validate({**found.values, **given})
+    if tune.copies_reference != run.reference:
+        found.unplanned["ref_model"] = "at_least" if run.reference else "at_most"
     return _source(run), tune, found.unplanned
+
+
+def _training(run: LiveRun, found: FileSettings) -> None:
+    """What is trained for, and its own options."""
+    if run.training in TRAININGS.values():
+        preferences(Table({**_arguments(run.arguments), "training": run.training}, found))
+        if run.arguments.get("disable_dropout", True):
+            found.values.pop("lora_dropout", None)
+    elif run.training == "classification":
+        labels = run.config.get("id2label")
+        found.values |= {"training": "classification", "labels": len(labels) if labels else FineTune().labels}
 
 
 def _arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:

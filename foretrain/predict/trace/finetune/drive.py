@@ -29,6 +29,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.trainer_callback import PrinterCallback
 from transformers.utils import logging
 
+from foretrain.config.finetune.arguments import adapter_arguments, trainer_arguments
 from foretrain.config.finetune.options import FineTune
 from foretrain.config.hub.facts import LIGER_FAMILIES, Liger
 from foretrain.config.sharing import Sharing
@@ -203,7 +204,6 @@ class Place:
 STEPS, MICRO_BATCHES = 3, 3
 HERE = "foretrain.predict.trace.finetune"
 LOOPS = {"trainer": f"{HERE}.drive", "trl": f"{HERE}.sft"}
-ALL_LINEAR = ("all-linear", "all")
 
 
 class Tokens(Dataset[dict[str, Tensor]]):
@@ -408,18 +408,9 @@ def arguments(
     tune: FineTune, folder: str, kind: type[TrainingArguments] = TrainingArguments, *, cpu: bool, **more: Any
 ) -> TrainingArguments:
     return kind(
-        output_dir=folder, max_steps=STEPS, per_device_train_batch_size=tune.batch_size,
-        per_device_eval_batch_size=tune.eval_batch_size, gradient_accumulation_steps=tune.grad_accum,
-        gradient_checkpointing=tune.gradient_checkpointing,
-        gradient_checkpointing_kwargs={"use_reentrant": tune.reentrant} if tune.gradient_checkpointing else None,
-        optim=tune.optim, max_grad_norm=tune.max_grad_norm, bf16=tune.amp == "bf16", fp16=tune.amp == "fp16",
-        eval_strategy="steps" if tune.evaluate else "no", eval_steps=2,
-        eval_accumulation_steps=tune.eval_accumulation_steps or None, save_strategy="steps", save_steps=2,
-        report_to=[], disable_tqdm=True, use_cpu=cpu, dataloader_num_workers=0, torch_compile=tune.compile,
-        remove_unused_columns=False, label_names=["labels"], use_liger_kernel=liger_asked(tune),
-        **({"use_cache": True} if tune.loop == "own" else {}),
-        **({"fsdp": True, "fsdp_config": {"reshard_after_forward": tune.strategy == "fsdp"}} if tune.sharded else {}),
-        **({"ddp_find_unused_parameters": False} if tune.adapters and not tune.looks_for_unused else {}), **more,
+        output_dir=folder, max_steps=STEPS, eval_steps=2, save_strategy="steps", save_steps=2, report_to=[],
+        disable_tqdm=True, use_cpu=cpu, dataloader_num_workers=0, remove_unused_columns=False, label_names=["labels"],
+        **({"use_cache": True} if tune.loop == "own" else {}), **trainer_arguments(tune), **more,
     )  # fmt: skip
 
 
@@ -458,14 +449,7 @@ def with_adapters(model: Any, tune: FineTune) -> Any:
 
 def adapter_config(tune: FineTune) -> Any:
     peft: Any = importlib.import_module("peft")
-    targets = [name.strip() for name in tune.lora_targets.split(",") if name.strip()]
-    saved = [name.strip() for name in tune.lora_saved.split(",") if name.strip()]
-    return peft.LoraConfig(
-        r=tune.lora_r, lora_alpha=2 * tune.lora_r, lora_dropout=tune.lora_dropout,
-        task_type="SEQ_CLS" if tune.scores else "CAUSAL_LM",
-        target_modules="all-linear" if any(name in ALL_LINEAR for name in targets) else targets,
-        modules_to_save=saved or None, use_dora=tune.method == "dora",
-    )  # fmt: skip
+    return peft.LoraConfig(**adapter_arguments(tune))
 
 
 def tag_quantized(tracer: Tracer, model: nn.Module) -> None:

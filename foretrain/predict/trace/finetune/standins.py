@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_iter
 from transformers import CONFIG_MAPPING, AutoConfig, BitsAndBytesConfig, PreTrainedModel, trainer_pt_utils
 from transformers.initialization import no_init_weights
 
+from foretrain.config.finetune.arguments import four_bit_arguments
 from foretrain.config.finetune.options import FineTune
 from foretrain.config.hub.source import dtype_of as published_dtype
 from foretrain.predict.trace.card.patches import Patches
@@ -91,10 +92,8 @@ def loaded(written: dict[str, Any], tune: FineTune, device: torch.device) -> Pre
     shapes = _checkpoint_tensors(kind, config, dtype)
     quantized: dict[str, Any] = {}
     if tune.method == "qlora":
-        four_bits = BitsAndBytesConfig(
-            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=tune.double_quant,
-            bnb_4bit_compute_dtype=compute_dtype(dtype, tune),
-        )  # fmt: skip
+        given = {**four_bit_arguments(tune), "bnb_4bit_compute_dtype": compute_dtype(dtype, tune)}
+        four_bits = BitsAndBytesConfig(**given)
         quantized = {"quantization_config": four_bits, "device_map": {"": device}}
     return kind.from_pretrained(
         None, config=config, state_dict=shapes, dtype=dtype, attn_implementation=attention, **quantized

@@ -1,0 +1,306 @@
+"""The script that runs what was planned: transformers' Trainer or a trainer of TRL, with the settings of the plan, and
+`ForetrainCallback`, which measures it beside the forecast. No torch."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from foretrain.app.finetuning.question import FineTuneQuestion
+from foretrain.base.errors import UserError
+from foretrain.base.installation import installed
+from foretrain.base.messages import format_value
+from foretrain.config.finetune.arguments import adapter_arguments, four_bit_arguments, trainer_arguments
+from foretrain.config.finetune.options import FineTune
+from foretrain.config.presets import models
+from foretrain.config.writer import write_text
+from foretrain.predict.finetune.plan import FineTunePlan
+from foretrain.predict.finetune.program import widens
+
+# What plans were compared with; what is installed is written in its place. A test holds them to constraints.txt.
+VERSIONS = {
+    "torch": "2.13.0", "transformers": "5.23.0", "accelerate": "1.15.0", "datasets": "5.2.0", "peft": "0.21.2",
+    "trl": "1.16.0", "bitsandbytes": "0.50.2",
+}  # fmt: skip
+LEARNING_RATES = {
+    "adapters": 2e-4,
+    "full": 2e-5,
+}  # of examples of transformers and TRL; LoRA takes about ten times more
+PREFERENCE_RATES = {
+    "adapters": 1e-5,
+    "full": 1e-6,
+}  # DPOConfig's default, and ten times as much (trl, peft integration)
+
+
+class Kind(NamedTuple):
+    """A trainer with its arguments, and the columns of its data. `module`: it is imported from there."""
+
+    trainer: str
+    arguments: str
+    module: str
+    columns: str
+
+
+TRL = "trl"
+PAIRS = '"chosen" and "rejected", with or without "prompt"'
+KINDS = {
+    "sft": Kind("SFTTrainer", "SFTConfig", TRL, '"text", "messages", or "prompt" and "completion"'),
+    "pretraining": Kind("SFTTrainer", "SFTConfig", TRL, '"text"'),
+    "reward": Kind("RewardTrainer", "RewardConfig", TRL, PAIRS),
+    "dpo": Kind("DPOTrainer", "DPOConfig", TRL, PAIRS),
+    "kto": Kind("KTOTrainer", "KTOConfig", TRL, '"prompt", "completion" and "label"'),
+    "orpo": Kind("ORPOTrainer", "ORPOConfig", "trl.experimental.orpo", PAIRS),
+    **dict.fromkeys(("cpo", "simpo"), Kind("CPOTrainer", "CPOConfig", "trl.experimental.cpo", PAIRS)),
+}
+PLAIN = Kind("Trainer", "TrainingArguments", "transformers", '"text" or "messages"')
+CLASSES = PLAIN._replace(columns='"text" and "label"')
+
+ROWS = '''
+def rows_of(samples):
+    """Return full rows of tokens: samples one after the other, as the plan has them."""
+    texts = samples.get("text") or [tokenizer.apply_chat_template(each, tokenize=False) for each in samples["messages"]]
+    tokens = [token for text in texts for token in [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]]
+    starts = range(0, len(tokens) - SEQ_LEN + 1, SEQ_LEN)
+    return {"input_ids": [tokens[start : start + SEQ_LEN] for start in starts]}
+'''
+PADDED_ROWS = '''
+def rows_of(samples):
+    """Return a row of each sample, padded to the length that was planned."""
+    texts = samples.get("text") or [tokenizer.apply_chat_template(each, tokenize=False) for each in samples["messages"]]
+    return tokenizer(texts, truncation=True, max_length=SEQ_LEN, padding="max_length")
+'''
+CLASS_ROWS = '''
+def rows_of(samples):
+    """Return a row of each sample with its label."""
+    found = tokenizer(samples["text"], truncation=True, max_length=SEQ_LEN)
+    return {**found, "labels": samples["label"]}
+'''
+
+
+def write_script(path: Path, plan: FineTunePlan, asked: FineTuneQuestion, words: Sequence[str], command: str) -> None:
+    """Write the script of a plan. Raises UserError for a run that does not fit, for one whose trainer has a file of its
+    own, and for one that no script is written for."""
+    check(path, plan, asked, words)
+    write_text(text_of(plan, asked.source.config, command, path.name), path)
+
+
+def check(path: Path, plan: FineTunePlan, asked: FineTuneQuestion, words: Sequence[str]) -> None:
+    tune = plan.tune
+    if path.suffix != ".py" or path.stem in VERSIONS:  # a file of such a name hides the package
+        raise UserError("usage.script_name", path=str(path))
+    if any(note.id == "finetune_read_as" for note in asked.notes):
+        raise UserError("usage.script_file", path=words[0])
+    if plan.verdict in ("does_not_fit", "does_not_run"):
+        command = shlex.join(["foretrain", "advise", *words, "--gpu", plan.gpu.name, "--apply", "1"])
+        raise UserError("usage.script_does_not_fit", gpu=plan.place, command=command)
+    lacks = {
+        f"--loop {tune.loop}": tune.loop not in ("trainer", TRL),
+        "--unsloth": tune.unsloth,
+        f"--strategy {tune.strategy}": tune.zero_stage,
+        f"--training {tune.training}": kind_of(tune) is None,
+        f"model_type {asked.source.config.get('model_type')}": not auto_class(tune, asked.source.config),
+    }
+    if what := next((name for name, lacking in lacks.items() if lacking), None):
+        raise UserError("usage.script_without", what=what[:100])
+
+
+def kind_of(tune: FineTune) -> Kind | None:
+    if tune.bound != "exact":
+        return None
+    if tune.loop == TRL:
+        return KINDS.get(tune.training)
+    return {"sft": PLAIN, "pretraining": PLAIN, "classification": CLASSES}.get(tune.training)
+
+
+def model_of(plan: FineTunePlan) -> str:
+    """Return what from_pretrained takes: a repository, or a folder."""
+    known = models().get(plan.where) or models().get(plan.name)
+    if plan.where.startswith("hf:"):
+        return plan.where.removeprefix("hf:")
+    path = Path(plan.where)
+    return str(path.parent if path.suffix == ".json" else path) if path.exists() or known is None else known.repository
+
+
+def text_of(plan: FineTunePlan, config: Mapping[str, Any], command: str, name: str) -> str:
+    model, auto = model_of(plan), auto_class(plan.tune, config)
+    tune, kind = plan.tune, kind_of(plan.tune)
+    assert kind is not None
+    needed = [f"{package}=={(installed(package) or VERSIONS[package]).partition('+')[0]}" for package in packages(tune)]
+    start = f"torchrun --nproc-per-node {tune.world}" if tune.world > 1 else "python"
+    needs = format_value(plan.needs.needed_bytes, "bytes")
+    took = f", {plan.timing.step_s.expected_s:.3g} s per step" if plan.timing else ""
+    lines = [
+        f'"""Train {plan.name} as it was planned on {plan.place}: {needs}{took}.',
+        "",
+        f"    pip install foretrain {' '.join(needed)}",
+        f"    {start} {name} DATA [--output FOLDER] [--max-steps STEPS]",
+        "",
+        "DATA is a file (.jsonl, .json, .csv, .parquet, .txt) or the name of a dataset at Hugging Face, with the",
+        f"columns {kind.columns}. Start a run that stopped with the same words: it",
+        "goes on from its last checkpoint. The learning rate is a usual one; memory and time do not depend on it.",
+        "",
+        f"Written by foretrain {installed('foretrain')}: {command}",
+        '"""',
+        "",
+        "import argparse",
+        *(["import os"] if tune.quantized and tune.world > 1 else []),
+        "from pathlib import Path",
+        "",
+        "from datasets import load_dataset",
+        *imports(tune, kind, auto),
+        "from transformers.trainer_utils import get_last_checkpoint",
+        "",
+        "from foretrain import ForetrainCallback",
+        "",
+        f"MODEL, SEQ_LEN = {literal(model)}, {tune.seq_len}",
+        "",
+        "parser = argparse.ArgumentParser()",
+        'parser.add_argument("data")',
+        f'parser.add_argument("--output", default="{Path(name).stem}-output")',
+        f'parser.add_argument("--max-steps", type=int, default={tune.max_steps or -1})',
+        "given = parser.parse_args()",
+        'formats = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".txt": "text"}',
+        "form = formats.get(Path(given.data).suffix)",
+        'source = {"path": form, "data_files": given.data} if form else {"path": given.data}',
+        'data = load_dataset(**source, split="train")',
+        "",
+        "tokenizer = AutoTokenizer.from_pretrained(MODEL)",
+        "tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token",
+        *loading(tune, auto),
+        *adapting(tune),
+        *preparing(tune),
+        *training(tune, kind),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def packages(tune: FineTune) -> list[str]:
+    found = ["torch", "transformers", "accelerate", "datasets"]
+    found += ["peft"] if tune.adapters else []
+    found += ["trl"] if tune.loop == TRL else []
+    quantized = tune.quantized or "8bit" in tune.optim or "paged" in tune.optim
+    return found + (["bitsandbytes"] if quantized else [])
+
+
+def imports(tune: FineTune, kind: Kind, auto: str) -> list[str]:
+    adapted = ["LoraConfig"] if tune.adapters else []
+    if tune.adapters and tune.loop != TRL:
+        adapted += ["get_peft_model", *(["prepare_model_for_kbit_training"] if widens(tune) else [])]
+    names = [auto, "AutoTokenizer", *(["BitsAndBytesConfig"] if tune.quantized else [])]
+    if kind.module == "transformers":
+        collator = "DataCollatorWithPadding" if tune.scores else "DataCollatorForLanguageModeling"
+        names += [collator, kind.trainer, kind.arguments]
+    own = [] if kind.module == "transformers" else [f"from {kind.module} import {kind.arguments}, {kind.trainer}"]
+    found = [f"from peft import {', '.join(adapted)}"] if adapted else []
+    own_code = f"from transformers import {', '.join(sorted(names))}"
+    if len(own_code) > 120:
+        own_code = "\n".join(["from transformers import (", *(f"    {name}," for name in sorted(names)), ")"])
+    return [*found, own_code, *own]
+
+
+def auto_class(tune: FineTune, config: Mapping[str, Any]) -> str:
+    """Return transformers' class that loads the model that was planned; "" where that is another one."""
+    if tune.scores:
+        return "AutoModelForSequenceClassification"
+    if isinstance(config.get("vision_config"), Mapping):  # planned whole, and trained on text
+        return "AutoModelForImageTextToText"
+    named: Any = config.get("architectures")
+    causal = not isinstance(named, list) or any(str(name).endswith(("ForCausalLM", "LMHeadModel")) for name in named)
+    return "AutoModelForCausalLM" if causal else ""
+
+
+def call(start: str, values: Mapping[str, Any], end: str = ")", *, indent: str = "") -> list[str]:
+    """Return a call with a line for each argument. `values` of the type `Name` stand as they are."""
+    said = (
+        f"{indent}    {name}={value if isinstance(value, Name) else literal(value)}," for name, value in values.items()
+    )
+    return [f"{indent}{start}", *said, f"{indent}{end}"]
+
+
+def literal(value: Any) -> str:
+    """Return a value as Python that ruff leaves as it is."""
+    return repr(value).replace("'", '"') if isinstance(value, str | list | dict) else repr(value)
+
+
+class Name(str):
+    """What is a name in the script, not a text."""
+
+
+def loading(tune: FineTune, auto: str) -> list[str]:
+    given: dict[str, Any] = {"dtype": tune.dtype, "attn_implementation": tune.attn}
+    found = []
+    if tune.quantized:
+        bits = four_bit_arguments(tune) if tune.method == "qlora" else {"load_in_8bit": True}
+        found = call("bits = BitsAndBytesConfig(", bits)
+        given["quantization_config"] = Name("bits")
+        if tune.world > 1:  # else all processes load it on the first card
+            given["device_map"] = Name('{"": int(os.environ["LOCAL_RANK"])}')
+    if tune.scores:
+        given["num_labels"] = tune.scores
+    lines = [*found, *call(f"model = {auto}.from_pretrained(\n    MODEL,", given)]
+    return [*lines, "model.config.pad_token_id = tokenizer.pad_token_id"] if tune.scores else lines
+
+
+def adapting(tune: FineTune) -> list[str]:
+    if not tune.adapters:
+        return []
+    found = call("adapters = LoraConfig(", adapter_arguments(tune))
+    if tune.loop == TRL:
+        return found
+    if widens(tune):
+        given = {"use_gradient_checkpointing": tune.gradient_checkpointing}
+        given |= {"gradient_checkpointing_kwargs": {"use_reentrant": tune.reentrant}}
+        found = [*call("model = prepare_model_for_kbit_training(\n    model,", given), *found]
+    if tune.gradient_checkpointing and tune.reentrant:
+        found.append("model.enable_input_require_grads()")
+    return [*found, "model = get_peft_model(model, adapters)"]
+
+
+def preparing(tune: FineTune) -> list[str]:
+    """Return the lines that make samples to train on, and those to evaluate."""
+    found = []
+    if tune.loop != TRL:
+        rows = CLASS_ROWS if tune.scores else PADDED_ROWS if tune.padded else ROWS
+        found = [
+            "",
+            *rows.splitlines(),
+            "",
+            "",
+            "data = data.map(rows_of, batched=True, remove_columns=data.column_names)",
+        ]
+        found += ["if not len(data):", '    raise SystemExit(f"{given.data} has no row of {SEQ_LEN} tokens.")']
+    if tune.evaluate:
+        count = tune.eval_batches * tune.eval_batch_size * tune.world
+        found.append(f"parts = data.train_test_split(test_size=min({count}, len(data) // 10 or 1), seed=0)")
+    return found
+
+
+def training(tune: FineTune, kind: Kind) -> list[str]:
+    rates = PREFERENCE_RATES if tune.preferences and not tune.rewards else LEARNING_RATES
+    given = {"output_dir": Name("given.output"), "max_steps": Name("given.max_steps")}
+    given |= {"num_train_epochs": tune.epochs, "learning_rate": rates["adapters" if tune.adapters else "full"]}
+    given |= {**trainer_arguments(tune), "logging_steps": 10, "save_total_limit": 2, "report_to": "none"}
+    if tune.loop == TRL:
+        given["max_length"] = Name("SEQ_LEN")
+        given |= {"packing": True} if tune.packing and kind.trainer == "SFTTrainer" else {}
+        given |= {"precompute_ref_log_probs": True} if tune.precompute_reference and tune.references else {}
+        given |= {"loss_type": "simpo", "cpo_alpha": 0.0} if tune.training == "simpo" else {}
+        given |= {"disable_dropout": True} if tune.preferences else {}
+    parts: dict[str, Any] = {"model": Name("model"), "args": Name("args")}
+    parts |= {"train_dataset": Name('parts["train"]' if tune.evaluate else "data")}
+    parts |= {"eval_dataset": Name('parts["test"]')} if tune.evaluate else {}
+    parts["processing_class"] = Name("tokenizer")
+    if tune.loop != TRL:
+        collator = "WithPadding(tokenizer)" if tune.scores else "ForLanguageModeling(tokenizer, mlm=False)"
+        parts["data_collator"] = Name(f"DataCollator{collator}")
+    elif tune.adapters:
+        parts["peft_config"] = Name("adapters")
+    parts["callbacks"] = Name("[ForetrainCallback(seq_len=SEQ_LEN)]")
+    return [
+        "",
+        *call(f"args = {kind.arguments}(", given),
+        *call(f"trainer = {kind.trainer}(", parts),
+        "last = get_last_checkpoint(given.output) if Path(given.output).is_dir() else None",
+        "trainer.train(resume_from_checkpoint=last)",
+        "trainer.save_model()",
+    ]

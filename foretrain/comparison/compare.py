@@ -235,7 +235,8 @@ def compare(subjects: Sequence[Subject]) -> Comparison:
     verdicts = tuple(answer(question, subjects, found) for question in QUESTIONS)
     differing = tuple(s for s in found if s.differs)
     apart = dict.fromkeys(reason for other in subjects[1:] for reason in brought_together(subjects[0], other)[3])
-    if all(verdict.outcome == "not_comparable" for verdict in verdicts) and not differing and not apart:
+    silent = all(verdict.outcome == "not_comparable" and verdict.reason != "diverged" for verdict in verdicts)
+    if silent and not differing and not apart:
         raise UserError("data.nothing_to_compare", one=subjects[0].label, other=subjects[1].label)
     return Comparison(
         sides=tuple(_side(subject) for subject in subjects), differing=differing,

@@ -199,8 +199,9 @@ def _predicted_times(subjects: Sequence[Subject], axis: Axis, split: str) -> tup
 def _lacks(one: Subject, other: Subject, axis: Axis) -> str:
     if axis == "tokens" and one.tokens_per_step is None and other.tokens_per_step is None:
         axis = "steps"
-    if _lacking("no_loss", (one, other)):
-        return "no_loss"
+    for reason in ("no_loss", "diverged"):
+        if _lacking(reason, (one, other)):
+            return reason
     reason = f"no_{axis}"
     for subject in (one, other):
         curves = [curve for curve in (subject.train, subject.val) if len(curve)]
@@ -290,6 +291,7 @@ def _lacking(reason: str, subjects: Sequence[Subject]) -> list[str]:
     lacks: dict[str, Callable[[Subject], bool]] = {
         "other_units": lambda s: not of_text(s),
         "no_loss": lambda s: not len(s.train) and not len(s.val),
+        "diverged": lambda s: s.diverged,
         "no_speed": lambda s: s.tokens_per_s is None,
         "no_mfu": lambda s: s.used is None or s.used.mfu is None,
         "no_memory": lambda s: s.memory is None,

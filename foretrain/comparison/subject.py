@@ -74,6 +74,7 @@ class Subject:
     val: Curve = NO_CURVE
     val_unit: LossUnit = "nats a token"
     train_unit: LossUnit = "nats a token"
+    diverged: bool = False  # its last losses are not finite
     wall_s: float | None = None
     used: Utilization | None = None
     mfu: float | None = None

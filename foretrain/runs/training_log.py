@@ -6,7 +6,7 @@ import math
 import re
 from array import array
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -135,6 +135,13 @@ class Steps:
         """Return the indices of each segment: a resumed or restarted run counts from a lower number."""
         ends = [*self.starts[1:], len(self)]
         return [range(start, end) for start, end in zip(self.starts, ends, strict=True)]
+
+    def in_order(self) -> "Steps":
+        """Return the steps as they ran where the newest line stands first: each step begins a segment."""
+        if len(self) < 3 or len(self.starts) < len(self) or len({*self.number}) < len(self):
+            return self
+        columns = {each.name: getattr(self, each.name)[::-1] for each in fields(self)}
+        return replace(self, **{**columns, "starts": [0]})
 
 
 @dataclass(frozen=True)
@@ -355,7 +362,11 @@ class Reader:
             ]
             texts = [log for log in logs if log.program.step_time != "bar"]
             return max(texts or logs, key=lambda log: len(log.steps), default=None)
-        steps = self._corrected(self.lines)
+        found = self._corrected(self.lines)
+        steps = found.in_order()
+        if steps is not found:
+            self.last_step = steps.number[-1]
+            self.evaluations.reverse()
         header = {**self.header, **self.lines.header(), "settings": self.settings}
         return TrainingLog(
             self.lines.format, LogHeader.model_validate(header), steps, tuple(self.evaluations), self.last_step,

@@ -5,6 +5,7 @@ import io
 import json
 import math
 import random
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -435,6 +436,23 @@ def test_losses_that_are_not_finite_are_left_out_and_said(tmp_path: Path) -> Non
     assert found.sides[0].notes[0].values == {"count": 1, "first": 150}
     assert "not finite" in shown(found)
     assert found.verdict("tokens").outcome == "within_noise"
+
+
+def test_a_run_that_ends_without_a_loss_has_learned_nothing(tmp_path: Path) -> None:
+    lines = synthetic(1, NOISES["card"], steps=200).splitlines()
+    lines = [re.sub(r"loss \S+,", "loss nan,", line) if number > 150 else line for number, line in enumerate(lines)]
+    Path("nan.log").write_text("\n".join(lines))
+    Path("ok.log").write_text(synthetic(2, NOISES["card"], steps=200))
+    found = compare([of("nan.log"), of("ok.log")])
+    assert {found.verdict(question).reason for question in ("tokens", "hours")} == {"diverged"}
+    assert "the last losses of nan are not finite" in " ".join(shown(found).split())
+
+
+def test_losses_at_equal_steps_are_not_called_those_of_tokens(tmp_path: Path) -> None:
+    for seed, name in enumerate(("a.log", "b.log")):
+        Path(name).write_text(re.sub(r"tokens per iteration.*\n", "", synthetic(seed, NOISES["card"], steps=200)))
+    text = shown(compare([of("a.log"), of("b.log")]))
+    assert ("more per step?" in text, "more per token?" in text) == (True, False)
 
 
 def test_curve_of_a_resumed_run_has_each_step_once() -> None:

@@ -195,28 +195,93 @@ def test_a_format_that_is_none_is_refused_with_all() -> None:
     assert foretrain("plan", "qwen3-0.6b", "--format", "trl", "--method", "lora").returncode == 2
 
 
-@pytest.mark.parametrize(
-    ("name", "trainer", "words"),
-    [
-        ("swift_sft.yaml", "ms-swift", ["--method", "qlora", "--batch-size", "1", "--grad-accum", "16"]),
-        ("litgpt_lora.yaml", "litgpt", ["--method", "qlora", "--lora-targets", "q_proj,v_proj", "--grad-accum", "4"]),
-        ("litgpt-known.yaml", "litgpt", ["--training", "pretraining", "--batch-size", "4", "pythia-160m"]),
-        ("flat.yaml", "nanoGPT", ["--n_layer=12", "--batch_size=8", "--gradient_accumulation_steps=64"]),
-    ],
-)
-def test_files_of_other_trainers_are_named_with_the_command(name: str, trainer: str, words: list[str]) -> None:
-    found = foretrain("plan", str(FIELD / "yaml" / name), "--gpu", "4090", code=2)
-    assert f"is a file of {trainer}" in found.stderr
+def test_flat_keys_of_nanogpt_are_named_with_the_command() -> None:
+    found = foretrain("plan", str(FIELD / "yaml" / "flat.yaml"), "--gpu", "4090", code=2)
+    assert "is a file of nanoGPT" in found.stderr
     command = shlex.split(" ".join(found.stderr.partition("instead: ")[2].split()))
-    assert {*words} <= {*command}
-    if "hf:" not in " ".join(command):  # which asks the network
-        assert foretrain(*command[1:], "--gpu", "4090").returncode == 0
+    assert {"--n_layer=12", "--batch_size=8", "--gradient_accumulation_steps=64"} <= {*command}
 
 
-def test_a_swift_file_of_preferences_is_asked_about_as_such(tmp_path: Path) -> None:
+NANOTRON = """
+model: {model_config: {num_hidden_layers: 2, num_attention_heads: 4, hidden_size: 64, is_llama_config: true}}
+tokens: {micro_batch_size: 3, sequence_length: 32, train_steps: 5}
+"""
+AUTOMODEL = """
+recipe: TrainFinetuneRecipeForNextTokenPrediction
+model: {_target_: nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained, pretrained_model_name_or_path: qwen3-0.6b}
+step_scheduler: {global_batch_size: 32, local_batch_size: 4, num_epochs: 2}
+distributed: {strategy: fsdp2, dp_size: none, tp_size: 1, cp_size: 1}
+peft: {_target_: nemo_automodel.components._peft.lora.PeftConfig, match_all_linear: true, dim: 4, alpha: 32}
+packed_sequence: {packed_sequence_size: 512}
+loss_fn: {_target_: nemo_automodel.components.loss.masked_ce.MaskedCrossEntropy}
+optimizer: {_target_: torch.optim.Adam, lr: 1.0e-5}
+"""
+FOUNDRY = """
+variables: {length: 256}
+max_seq_len: ${variables.length}
+model: {name: hf_causal_lm, pretrained_model_name_or_path: gpt2, pretrained: true}
+optimizer: {name: decoupled_adamw, lr: 1.0e-5}
+max_duration: 3ep
+global_train_batch_size: 16
+device_train_microbatch_size: 4
+precision: amp_bf16
+"""
+INSTRUCT = "model_name_or_path: gpt2\nmax_seq_length: 64\nper_device_train_batch_size: 2\ncheckpointing_steps: epoch\n"
+LOOPS = [
+    (AUTOMODEL, "nemo-automodel", {"lora_r": 4, "batch_size": 4, "grad_accum": 8, "seq_len": 512, "method": "lora"}),
+    (FOUNDRY, "llm-foundry", {"seq_len": 256, "grad_accum": 4, "amp": "bf16", "dtype": "float32", "epochs": 3.0}),
+    ("model: gpt2\ntrain: true\nfine_tune_type: full\niters: 9\n", "mlx-lm", {"max_steps": 9, "method": "full"}),
+    (INSTRUCT, "open-instruct", {"seq_len": 64, "batch_size": 2, "dtype": "bfloat16", "amp": "bf16"}),
+    ((FIELD / "yaml" / "litgpt_lora.yaml").read_text(), "litgpt", {"lora_targets": "q_proj,v_proj", "grad_accum": 4}),
+    ((FIELD / "yaml" / "litgpt-known.yaml").read_text(), "litgpt", {"training": "pretraining", "batch_size": 4}),
+]
+
+
+@pytest.mark.parametrize(("text", "trainer", "values"), LOOPS)
+def test_own_loops_are_read_and_named(text: str, trainer: str, values: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    _, tune, reading = read_finetune(str(path))
+    assert {name: getattr(tune, name) for name in values} == values
+    assert (reading.format, reading.unplanned, reading.unknown) == (trainer, {f"loop = {trainer}": "unknown"}, ())
+    assert not read_finetune(str(path), ["--loop", "own"])[2].unplanned
+
+
+def test_a_swift_file_needs_at_most_the_trainers_memory() -> None:
+    _, tune, reading = read_finetune(str(FIELD / "yaml" / "swift_sft.yaml"))
+    assert (tune.method, tune.batch_size, tune.grad_accum, tune.loop) == ("qlora", 1, 16, "trainer")
+    assert reading.unplanned == {"use_logits_to_keep = True": "at_most"}
+
+
+def test_a_swift_file_of_preferences_is_read_as_such(tmp_path: Path) -> None:
     path = tmp_path / "swift.yaml"
     path.write_text("model: qwen3-0.6b\nrlhf_type: dpo\ntrain_type: full\nper_device_train_batch_size: 2\n")
-    assert "--training dpo --method full" in " ".join(foretrain("plan", str(path)).stderr.split())
+    _, tune, _ = read_finetune(str(path))
+    assert (tune.training, tune.method, tune.batch_size) == ("dpo", "full", 2)
+
+
+def test_a_nanotron_file_is_named_with_the_command(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(NANOTRON)
+    with pytest.raises(UserError) as refused:
+        read_file(path)
+    assert "--recipe=llama --n_layer=2 --n_head=4 --n_embd=64" in str(refused.value.values["command"])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "targets", "bounds"),
+    [
+        (r"model.layers.[\d]+.(self_attn).(q|v)_proj", "self_attn.q_proj,self_attn.v_proj", set()),
+        (r".*\.layers\.(0|2)\.mlp\.up_proj", "mlp.up_proj", {"at_most"}),
+        (r".*\.nothing", "all-linear", {"unknown"}),
+        (r"(.*)+q_proj", "all-linear", {"unknown"}),
+    ],
+)
+def test_a_pattern_of_modules_is_matched(pattern: str, targets: str, bounds: set[str], tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"{AXOLOTL}adapter: lora\nlora_target_modules: '{pattern}'\n".format(model="/my/Qwen3-0.6B"))
+    model, tune, reading = read_finetune(str(path))
+    assert (model.name, tune.lora_targets, {*reading.unplanned.values()}) == ("qwen3-0.6b", targets, bounds)
 
 
 # -- keys that decide ----------------------------------------------------------------------------------------

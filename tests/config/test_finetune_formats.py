@@ -437,7 +437,7 @@ def test_formats_are_told_by_their_keys(file: Any) -> None:
              "torchtune": TORCHTUNE, "unsloth": UNSLOTH, "accelerate": ACCELERATE}  # fmt: skip
     assert {read(text, file).format: text for text in texts.values()} == texts
     assert format_of({"per_device_train_batch_size": 1, "output_dir": "x", "weight_decay": 0}, "x") == "trainer"
-    assert {*FORMATS} == {*texts, "trainer"}
+    assert {*FORMATS} == {*texts, "trainer", *tomllib.loads(KEYS.read_text("utf-8"))["own"]}
 
 
 def test_known_keys_are_in_one_list_each() -> None:
@@ -618,7 +618,12 @@ def test_any_value_of_any_key_is_read_or_refused_with_a_sentence(name: str) -> N
     draw = random.Random(name)
     texts = {"axolotl": AXOLOTL, "llama-factory": LLAMA_FACTORY, "llama-factory-v1": LLAMA_FACTORY_V1, "trl": TRL,
              "torchtune": TORCHTUNE, "unsloth": UNSLOTH, "accelerate": ACCELERATE, "trainer": TRL}  # fmt: skip
-    keys = sorted({*FORMATS[name].keys, *re.findall(r"(\w+):", texts[name]), *OPTION_OF, "load_in_8bit", "fp16", "fp8"})
+    own = tomllib.loads(KEYS.read_text("utf-8"))["own"].get(name, {"options": {}})
+    texts[name] = texts.get(name) or " ".join(
+        f"{key}:" for key in [*own["options"].values(), own["tells"], own["model"]]
+    )
+    keys = {*FORMATS[name].keys, *re.findall(r"([\w.]+):", texts[name].replace(" ", ": "))}
+    keys = sorted({*keys, *OPTION_OF, "load_in_8bit", "fp16", "fp8"})
     refused = 0
     for _ in range(1500):
         table = {key: draw.choice(ANYTHING) for key in draw.sample(keys, draw.randint(1, 8))}

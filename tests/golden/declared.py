@@ -6,6 +6,7 @@ DPO = "DPO is planned as TRL's trainer runs it, where it had a lower bound"
 CLASSES = "a classifier of sequences is planned as the Trainer runs it, where it had an upper bound"
 PRICE = "a price of a change has four digits in every kind of run"
 PLANNED = "planned counts the estimates that a search took, of which halving takes one more or fewer"
+LOOPS = "files of litgpt and ms-swift are read, where a command was named"
 FAMILIES = "answers about one thing share a schema, whose anchor the name has"
 DECLARED: tuple[Declared, ...] = (
     Declared("finetune|inference|text", r"(advised|partial)\[\d+\]\.price$", PRICE, figures=0.001),
@@ -13,6 +14,7 @@ DECLARED: tuple[Declared, ...] = (
     Declared("", r"schema$", FAMILIES, new="#"),
     Declared("", r"tune\.precompute_reference$", DPO, old=r"^\(nothing\)$", new="False"),
     Declared("", r"tune\.labels$", CLASSES, old=r"^\(nothing\)$", new=r"^\d+$"),
+    Declared(".*(litgpt_lora|swift_sft).yaml", "", LOOPS),
     Declared("finetune file: .*seqcls_script.py", "", CLASSES),
     Declared("finetune file: .*(trl_dpo_full_15b.yaml|dpo_script.py)", "steps", DPO),
 )

@@ -150,6 +150,11 @@ memory:  9.46GiB(64.99%)  tps: 9,000
 [rank0]:[titan] 2026-05-18 16:04:49,702 - root - INFO - step: 17  loss:  3.14459  grad_norm:  0.5303  \
 memory:  9.50GiB(65.26%)  tps: 7,282  tflops: 0.52  mfu: 0.17%
 """
+# NVIDIA-NeMo/Automodel#3473.
+AUTOMODEL = """
+2026-08-10 15:55:20 | INFO | root | step 9 | epoch 0 | loss 0.6974 | grad_norm 1.5436 | lr 1.00e-05 | mem 24.90 GiB | tps 11278.56(1409.82/gpu) | num_label_tokens 21541
+2026-08-10 15:55:23 | INFO | root | step 10 | epoch 0 | loss 0.8534 | grad_norm 1.5040 | lr 1.00e-05 | mem 29.67 GiB | tps 13746.23(1718.28/gpu) | num_label_tokens 29550
+"""
 # Lightning-AI/litgpt#1110: a step is one micro-batch.
 LITGPT = """\
 Epoch 4 | iter 961 step 961 | loss train: 1.062, val: 1.057 | iter time: 529.46 ms (step)
@@ -216,6 +221,7 @@ CASES = [
     (TUNE, "torchtune", [1, 2, 3], [2.085339, 1.871831, 1.173285], [NAN] * 3, [], [2e-5] * 3),
     (TUNE_BAR, "torchtune", [1, 2], [2.0853, 1.8718], [2.0, 1.5], [], [NAN] * 2),
     (LIGHTNING, "lightning", [8170, 8600], [1.5, 1.46], [1 / 160, 1 / 162.25], [(8600, 1.52)], [NAN] * 2),
+    (AUTOMODEL, "nemo-automodel", [9, 10], [0.6974, 0.8534], [NAN] * 2, [], [1e-5] * 2),
     (CSV, "lightning metrics.csv", [49, 99], [2.5, 2.125], [NAN] * 2, [(99, 2.25)], [1e-3, 5e-4]),
 ]  # fmt: skip
 NAMES = [f"{case[1]}-{number}" for number, case in enumerate(CASES)]
@@ -234,6 +240,20 @@ def test_what_the_lines_say(text, format, steps, losses, times_s, evaluations, r
     assert list(log.steps.time_s) == pytest.approx(times_s, nan_ok=True)
     assert list(log.steps.learning_rate) == pytest.approx(rates, nan_ok=True)
     assert [(one.step, one.val_loss) for one in log.evaluations] == [(s, pytest.approx(v)) for s, v in evaluations]
+
+
+def test_a_log_whose_newest_line_is_first_is_turned_round() -> None:
+    lines = [f"iter {step}: loss {4 - step / 10:.4f}, time {100 + step}.00ms, mfu 20.00%" for step in range(5)]
+    ran, turned = (log_of("\n".join(some)) for some in (lines, lines[::-1]))
+    for steps in (ran.steps, turned.steps):
+        assert (list(steps.number), steps.loss[0], list(steps.starts)) == ([0, 1, 2, 3, 4], 4.0, [0])
+    assert (turned.steps.time_s, turned.last_step) == (ran.steps.time_s, 4)
+
+
+def test_a_record_with_two_values_of_a_key_is_left_out() -> None:
+    record = '{"current_steps": 1, "total_steps": 9, "loss": 2.0, "elapsed_time": "0:00:05"}'
+    twice = record.replace('"loss"', '"current_steps": 3, "loss"')
+    assert list(log_of(f"{record}\n{twice}\n{record.replace(': 1,', ': 2,')}\n").steps.number) == [1, 2]
 
 
 def test_every_format_of_these_programs_has_a_log_here() -> None:

@@ -43,6 +43,7 @@ def of_log(given: SourceRequest, log: TrainingLog, config: RunConfig | None, see
     tokens, _ = tokens_of_step(log, config)
     gpu = given.card or seen or card_named(log.header.gpu_name)
     train, val = _curves(log, step_s)
+    ends = zip(reversed(log.steps.lost), reversed(log.steps.loss), strict=True)
     stated = given.number("tokens_per_step", 1, 10**13)
     subject = Subject(
         label=given.name, path=given.path, kind="log", settings=_settings(log, gpu, config), gpu=gpu,
@@ -55,6 +56,7 @@ def of_log(given: SourceRequest, log: TrainingLog, config: RunConfig | None, see
         train_unit=log.program.val_unit if log.program.val_unit != "bits a byte" else "nats a token",
         wall_s=train.seconds_s[-1] if train.seconds_s else None,
         printed_mfu=next((m for m in reversed(log.steps.logged_mfu) if math.isfinite(m)), None), notes=_notes(log),
+        diverged=next((lost == 1 for lost, loss in ends if lost or math.isfinite(loss)), False),
     )  # fmt: skip
     if config is None:
         return subject

@@ -49,7 +49,7 @@ def of(given: SourceRequest, directory: RunDirectory, metrics: Lines | None = No
         label=given.name if trained else given.label or record.name, path=given.path, kind="run",
         used_by_others_bytes=given.held_bytes, memory=_memory(record), wall_s=record.wall_s or None,
         notes=_notes(record, lines), train=_curve(lines, "step" if trained else "log", "loss"),
-        val=_curve(lines, "evaluation", "val_loss"),
+        val=_curve(lines, "evaluation", "val_loss"), diverged=record.status == "diverged",
     )  # fmt: skip
     if trained:
         return _with_config(given, replace(subject, scores=directory.scores()), trained, lines)

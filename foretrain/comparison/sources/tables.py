@@ -93,7 +93,7 @@ def subject_of(given: SourceRequest, roles: dict[str, dict[int, float]], names: 
         train=_curve(roles.get("train_loss", {}), seconds),
         val=_curve(roles.get("val_bpb" if bpb else "val_loss", {}), seconds),
         val_unit="bits a byte" if bpb else unit, train_unit=unit, notes=_notes(roles),
-        wall_s=max(seconds.values(), default=None),
+        wall_s=max(seconds.values(), default=None), diverged=_diverged(roles),
     )  # fmt: skip
     return with_forecast(subject, config, gpu, resolved.step) if config and resolved else subject
 
@@ -133,6 +133,10 @@ def _times(roles: dict[str, dict[int, float]], seconds: dict[int, float]) -> tup
 
 def _curve(losses: dict[int, float], seconds: dict[int, float]) -> Curve:
     return curve([(step, losses[step], seconds.get(step)) for step in sorted(losses)])
+
+
+def _diverged(roles: dict[str, dict[int, float]]) -> bool:
+    return any(not math.isfinite(column[max(column)]) for role in LOSSES if (column := roles.get(role)))
 
 
 def _notes(roles: dict[str, dict[int, float]]) -> tuple[Note, ...]:

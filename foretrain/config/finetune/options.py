@@ -91,7 +91,8 @@ NAMES_OF_TRAINING: dict[str, Training] = {
 }  # fmt: skip
 NAMES_OF_OPTIM: dict[str, Optim] = {
     "adamw_hf": "adamw_torch", "adamw_bnb_8bit": "adamw_8bit", "paged_adamw": "paged_adamw_32bit",
-    "adamw_apex_fused": "adamw_torch_fused", "adamw": "adamw_torch",
+    "adamw_apex_fused": "adamw_torch_fused", "adamw": "adamw_torch", "decoupled_adamw": "adamw_torch",
+    "optim.adamw": "adamw_torch", "optim.adam": "adamw_torch",
 }  # fmt: skip
 
 # Foretrain carries out no such run, so nothing is resumed: an option affects what is forecast.

@@ -6,6 +6,7 @@ The format is told by the file's keys. Files are read as data: no code of theirs
 import difflib
 import errno
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,16 @@ from pydantic import Field
 
 from foretrain.base.errors import UserError
 from foretrain.base.records import Note, Record
-from foretrain.config.finetune.formats import FORMATS, foreign
+from foretrain.config.finetune.formats import FORMATS, own_loops
 from foretrain.config.finetune.formats.script import table_of_script, without_unread
-from foretrain.config.finetune.live import put_adapter
+from foretrain.config.finetune.live import IN_A_LAYER, of_all_layers, put_adapter
 from foretrain.config.finetune.options import OPTION_OF, PEFT_TARGETS, WRAPPED, Bound, FineTune, asked
 from foretrain.config.finetune.table import FileSettings, Table
 from foretrain.config.finetune.together import idle_note, whole
 from foretrain.config.finetune.words import COSTS, parse_words
 from foretrain.config.finetune.yaml_file import read_text_of, table_of
-from foretrain.config.hub.facts import ModelSource
+from foretrain.config.hub.facts import ModelFacts, ModelSource
+from foretrain.config.hub.parameters import parameters_of
 from foretrain.config.hub.source import (
     FOUR_BITS,
     MODEL_FILES,
@@ -35,6 +37,8 @@ from foretrain.config.hub.source import (
 
 TELLING = 2  # keys that no other trainer has
 SCRIPTS = (".py", ".ipynb")
+# A pattern of names that takes no long time: no part that is repeated as a whole, and few repeated characters.
+_PATTERN = re.compile(r"(?=.{2,200}$)(?!.*\)[*+{])(?!(?:.*[*+{]){5})[\w.|()\[\]\\?*+^$:-]+")
 _SUFFIXES = (".yaml", ".yml", ".json", *SCRIPTS)
 
 
@@ -114,6 +118,8 @@ def reading_of(found: FileSettings, model: ModelSource | None, origins: Mapping[
     the file; `model`: None where the file's is not known here."""
     if model is not None and found.peft_targets and "lora_targets" not in found.values:
         _choose_targets(found, model)
+    if model is not None and model.facts is not None and _PATTERN.fullmatch(found.pattern[0]):
+        _match_targets(found, model.facts)
     _share(found, origins)
     origins = {**found.origins, **origins}
     return FineTuneReading(
@@ -146,7 +152,7 @@ def settings_of(text: str, source: str, format: str = "", *, script: bool, folde
 def format_of(keys: Mapping[str, Any], source: str) -> str:
     """The format that a file's keys tell: by one that is unmistakable, or by two that no other trainer has. Raises
     UserError for another trainer's file, and where nobody can say."""
-    foreign.refuse(keys, source)
+    own_loops.refuse(keys, source)
     trainer = FORMATS["trainer"]
     others = [each for each in FORMATS.values() if each is not trainer]
     for each in others:
@@ -212,6 +218,9 @@ def _model(named: str, beside: Path | None) -> ModelSource:
     if is_repository(named):
         return find_source(f"hf:{named}")
     if beside is not None and model_named(named) is None and not Path(named).expanduser().exists():
+        last = re.split(r"[/\\]", named.rstrip("/\\"))[-1]  # a folder of a machine that is not this one
+        if last != named and (preset := model_named(last) or model_named(f"unsloth/{last}")):
+            return find_source(preset.name)
         raise UserError("config.finetune_model", path=str(beside), name=named[:100])
     return find_source(named)
 
@@ -252,6 +261,24 @@ def _choose_targets(found: FileSettings, model: ModelSource) -> None:
     if model_type in PEFT_TARGETS:
         found.values["lora_targets"] = PEFT_TARGETS[model_type]
         found.origins["lora_targets"] = "peft"
+
+
+def _match_targets(found: FileSettings, facts: ModelFacts) -> None:
+    """The modules whose names a pattern matches as a whole, as peft has it; one for some layers is planned for all."""
+    pattern, key = found.pattern
+    names = {each.module for each in parameters_of(facts) if each.role == "linear"}
+    try:
+        matched = {name for name in names if re.fullmatch(pattern, name)}
+    except re.error:
+        return
+    modules = of_all_layers(matched, facts.n_layer)
+    some = {name: parts[3] for name in modules if (parts := IN_A_LAYER.fullmatch(name))}
+    if not matched or any("vision" in name for name in modules):
+        return
+    found.unplanned = {text: bound for text, bound in found.unplanned.items() if not text.startswith(f"{key} = ")}
+    found.unplanned |= {f"{key} of some layers": "at_most"} if some else {}
+    found.values["lora_targets"] = ",".join(sorted({some.get(name, name) for name in modules}))
+    found.origins["lora_targets"] = key
 
 
 def _notes(found: FileSettings, model: ModelSource | None, origins: Mapping[str, str]) -> tuple[Note, ...]:

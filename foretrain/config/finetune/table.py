@@ -30,7 +30,7 @@ _TRACKERS = ("wandb", "mlflow", "comet", "trackio", "swanlab", "hub_", "push_to_
 
 
 @cache
-def _file() -> Mapping[str, Mapping[str, str]]:
+def _file() -> Mapping[str, Mapping[str, Any]]:
     return tomllib.loads(Path(__file__).with_name("keys.toml").read_text("utf-8"))
 
 
@@ -38,6 +38,11 @@ def known_keys(*groups: str) -> dict[str, str]:
     """harmless, at_least, at_most or decisive, by the key; of groups such as "training" and "trl" the last one says."""
     tables = [table for group in groups for table in _file()[group].items()]
     return {key: kind for kind, keys in tables for key in keys.split()}
+
+
+def rows_of(table: str) -> Mapping[str, Mapping[str, Any]]:
+    """The tables within one of keys.toml."""
+    return _file()[table]
 
 
 @dataclass
@@ -64,6 +69,7 @@ class FileSettings:
     hosted: tuple[str, ...] = ()  # those that put some of it on the host, which a plan leaves on the card
     folder: Path | None = None  # where the file is, beside which others are read; of a pasted text nothing is
     called: bool = False  # a script makes the calls, so what it leaves out has their defaults
+    pattern: tuple[str, str] = ("", "")  # of the modules that get an adapter, with the key that it is from
     peft_targets: bool = False  # the modules that peft chooses by itself for this family
 
 
@@ -120,6 +126,8 @@ class Table:
         try:
             self.found.values[option] = converted(FINETUNE_OPTIONS[option], value, self.name(key), self.found.source)
         except NotPlanned as other:
+            if option == "lora_targets" and isinstance(value, str):
+                self.found.pattern = (value, self.name(key))
             self.unplanned(key, value, str(other), "at_most" if str(other) else "unknown")
             if not str(other):
                 return False

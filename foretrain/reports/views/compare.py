@@ -241,6 +241,8 @@ def _verdicts(found: Comparison) -> list[Block]:
         if silent and verdict in learning[1:]:
             continue
         question = "learning" if silent and verdict is learning[0] else verdict.question
+        if question == "tokens" and verdict.pair and verdict.pair.axis == "steps":
+            question = "steps"
         rows.append((Message(f"side_question.{question}"), answer(verdict)))
         tones.append("plain" if verdict.unlike_models else _TONES.get(verdict.outcome, "plain"))
     blocks: list[Block] = [Table((), tuple(rows), tones=tuple(tones))]

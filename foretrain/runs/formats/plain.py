@@ -98,6 +98,15 @@ FORMATS = (
         val_line=pattern(rf"^\s*s:(?P<step>{INT})\s+tel:{_VAL}"),
         step_time="none", own_evaluations=True,
     ),
+    # … | step 10 | epoch 0 | loss 0.8534 | grad_norm 1.5 | lr 1.00e-05 | mem 29.67 GiB | tps 13746.23(1718.28/gpu) | …
+    LogFormat(
+        name="nemo-automodel", title="NeMo AutoModel", words=("| step ",), step_time="none", own_evaluations=True,
+        step_line=pattern(
+            rf"\|\s*step\s+(?P<step>{INT})\s*\|\s*epoch\s+{INT}\s*\|\s*loss\s+{_LOSS}\s*\|",
+            rf"(?:\s*grad_norm\s+{NUMBER}\s*\|)?\s*lr\s+{_LR}\s*\|\s*mem\s+(?P<allocated_gib>{NUMBER})\s*GiB",
+            rf"\s*\|\s*tps\s+{_RATE}",
+        ),
+    ),
     LogFormat(  # step:126/1395 train_time:14233ms step_avg:122.70ms; newer versions print no losses of training
         name="modded-nanogpt", words=("step:",), step_line=_MODDED,
         val_line=pattern(_MODDED_VAL, rf"(?:\s+{_TOTAL_MS})?"),

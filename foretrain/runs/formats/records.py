@@ -23,7 +23,10 @@ class _Records(PatternReader):
     def read(self, line: str) -> list[Reading]:
         found: list[Reading] = []
         for match in _RECORD.finditer(line):
-            values = dict(_PAIR.findall(match[0]))
+            pairs = _PAIR.findall(match[0])
+            values = dict(pairs)
+            if len(values) != len({*pairs}):  # a key with two values
+                continue
             counts = _OF.fullmatch(values.get("global_step/max_steps", ""))
             step, of = counts.groups() if counts else (values.get("current_steps"), values.get("total_steps"))
             if step and step.isascii() and step.isdigit() and len(step) <= 12:

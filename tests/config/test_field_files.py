@@ -389,6 +389,23 @@ def test_what_a_script_does_by_itself_decides(more: str, tmp_path: Path) -> None
     assert {*read_finetune(str(path))[2].unplanned.values()} == {"unknown"}
 
 
+@pytest.mark.parametrize(
+    ("end", "merges"),
+    [
+        ("", False), ("model.merge_and_unload()", True), ("model.save_pretrained_merged('merged', tok)", True),
+        ("tok = AutoTokenizer.from_pretrained('out')\nmodel.merge_and_unload()", True),
+        ("merged = AutoPeftModelForCausalLM.from_pretrained('out').merge_and_unload()", False),
+        ("model = AutoPeftModelForCausalLM.from_pretrained('out')\nmodel.merge_and_unload()", False),
+    ],
+)  # fmt: skip
+def test_a_script_merges_what_it_trained(end: str, merges: bool, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(f"{TRAINER_SCRIPT.rpartition('merged =')[0]}{end}\n")
+    found = planned(str(path), "--gpu", "4070")
+    assert found["tune"]["merge"] is merges
+    assert ("merge" in [phase["phase"] for phase in found["memory"]["phases"]]) is merges
+
+
 # -- models as they are published ----------------------------------------------------------------------------
 
 

@@ -42,6 +42,8 @@ REFUSED = [
     ("--method lora --keeps-logits", "finetune_idle.evaluate"),
     ("--method lora --evaluate --eval-accumulation-steps 2", "finetune_idle.logits"),
     ("--method lora --max-steps 100 --epochs 2", "finetune_idle.max_steps"),
+    ("--method full --merge", "finetune_idle.adapter"),
+    ("--method lora --merge --world 2 --strategy fsdp", "finetune_idle.sharded"),
     ("--method lora --epochs 0", "finetune_no_epochs"),
     ("--method lora --unsloth --attn eager", "unsloth_eager"),
     ("--method lora --loop unsloth --unsloth=false", "unsloth_loop"),
@@ -66,7 +68,7 @@ def test_what_is_refused_as_idle_changes_no_byte() -> None:
     values: dict[str, Any] = {
         "lora_r": 4, "lora_targets": "q_proj", "lora_dropout": 0.5, "lora_saved": "lm_head", "reentrant": True,
         "offload_checkpoints": True, "eval_batch_size": 2, "eval_batches": 3, "keeps_logits": True,
-        "eval_accumulation_steps": 2, "double_quant": True, "strategy": "fsdp", "labels": 3,
+        "eval_accumulation_steps": 2, "double_quant": True, "strategy": "fsdp", "labels": 3, "merge": True,
     }  # fmt: skip
     source, _, _ = read_finetune(MODEL)
     card = catalogue()["RTX 4090"]

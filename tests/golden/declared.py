@@ -8,6 +8,7 @@ PRICE = "a price of a change has four digits in every kind of run"
 PLANNED = "planned counts the estimates that a search took, of which halving takes one more or fewer"
 LOOPS = "files of litgpt and ms-swift are read, where a command was named"
 FAMILIES = "answers about one thing share a schema, whose anchor the name has"
+MERGE = "adapters are merged where a run asks for it alone"
 DECLARED: tuple[Declared, ...] = (
     Declared("finetune|inference|text", r"(advised|partial)\[\d+\]\.price$", PRICE, figures=0.001),
     Declared("", r"\.planned$", PLANNED),
@@ -15,6 +16,10 @@ DECLARED: tuple[Declared, ...] = (
     Declared("", r"tune\.precompute_reference$", DPO, old=r"^\(nothing\)$", new="False"),
     Declared("", r"tune\.labels$", CLASSES, old=r"^\(nothing\)$", new=r"^\d+$"),
     Declared(".*(litgpt_lora|swift_sft).yaml", "", LOOPS),
+    Declared("", r"tune\.merge$", MERGE, old=r"^\(nothing\)$", new="False"),
+    Declared("", r"phases\[\d+\]$", MERGE, old=r"'phase': 'merge'", new=r"^\(nothing\)$"),
+    Declared("", r"stdout:\d+$", MERGE, old="^  merging ", new=r"^\(nothing\)$"),
+    Declared("show-config", r"stdout:\d+$", MERGE, old=r"^\(nothing\)$", new="merge +False|adapters into|the card, after"),
     Declared("finetune file: .*seqcls_script.py", "", CLASSES),
     Declared("finetune file: .*(trl_dpo_full_15b.yaml|dpo_script.py)", "steps", DPO),
 )

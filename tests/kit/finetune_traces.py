@@ -93,4 +93,4 @@ def agree_in_all_phases(config: dict[str, Any], *, only: tuple[str, ...] = (), *
         assert found[phase] == pytest.approx(nbytes, rel=0.003 if runs else 0.005), (config, options, phase)
 
 
-EVALUATED = {"evaluate": True, "eval_batch_size": 2, "eval_batches": 2}
+EVALUATED = {"evaluate": True, "eval_batch_size": 2, "eval_batches": 2, "merge": True}

@@ -24,6 +24,10 @@ def _checkpointing(plan: FineTunePlan) -> Values:
     return {} if plan.tune.gradient_checkpointing else {"gradient_checkpointing": True}
 
 
+def _unmerged(plan: FineTunePlan) -> Values:
+    return {"merge": False} if plan.tune.merges else {}
+
+
 def _offload(plan: FineTunePlan) -> Values:
     tune = plan.tune
     if not tune.unsloth or tune.offloads or tune.seq_len < OFFLOADED:
@@ -227,6 +231,7 @@ def _fp32_weights(plan: FineTunePlan) -> Values:
 # unsloth's kernels and TRL's tiles stand in the place of liger's. `toll`: loss_alone gives up what an evaluation
 # measures.
 _SAME = (
+    rule("unmerged", "memory", "exact", _unmerged),
     rule("checkpointing", "memory", "exact", _checkpointing),
     rule("half_batch", "memory", "exact", _half_batch),
     rule("quarter_batch", "memory", "exact", _quarter_batch),

@@ -125,6 +125,9 @@ class FineTune(Record):
         "", "modules that are trained whole beside the adapters, such as embed_tokens,lm_head", group="model",
         aliases=("modules_to_save", "lora_modules_to_save", "additional_target"), affects=EVERYTHING,
     )
+    merge: bool = _option(
+        False, "lora, qlora, dora: merge the adapters into the weights on the card, after the training", group="model",
+    )
     load_in_8bit: bool = _option(
         False, "lora, dora: over weights in 8 bits (LLM.int8)", group="model", affects=EVERYTHING,
     )
@@ -323,6 +326,11 @@ class FineTune(Record):
     def adapters(self) -> bool:
         """Whether the weights themselves are frozen."""
         return self.method != "full"
+
+    @property
+    def merges(self) -> bool:
+        """Whether adapters are merged on the card that has whole weights."""
+        return self.merge and self.adapters and not self.sharded
 
     @property
     def quantized(self) -> bool:

@@ -19,7 +19,7 @@ class _Idle(NamedTuple):
     noted: bool = False
 
 
-_ADAPTER = ("lora_r", "lora_targets", "lora_dropout", "lora_saved")
+_ADAPTER = ("lora_r", "lora_targets", "lora_dropout", "lora_saved", "merge")
 _EVALUATION = ("eval_batch_size", "eval_batches", "keeps_logits", "eval_accumulation_steps")
 _IDLE = (
     _Idle(_ADAPTER, "adapter", lambda tune: not tune.adapters, noted=True),
@@ -28,6 +28,7 @@ _IDLE = (
     _Idle(("double_quant",), "four_bit", lambda tune: tune.method != "qlora"),
     _Idle(("offload_checkpoints",), "unsloth", lambda tune: not tune.unsloth and tune.loop != "unsloth", noted=True),
     _Idle(("offload_checkpoints", "reentrant"), "checkpointing", lambda tune: not tune.gradient_checkpointing),
+    _Idle(("merge",), "sharded", lambda tune: tune.sharded),
     _Idle(("strategy",), "cards", lambda tune: tune.world == 1),
     _Idle(("packing", "lora_dropout"), "preferences", lambda tune: tune.preferences is not None),
     _Idle(("packing",), "classification", lambda tune: tune.scores > 0),
@@ -64,8 +65,9 @@ def whole(tune: FineTune, typed: Mapping[str, str], facts: ModelFacts | None) ->
     for name, why in idle(tune).items():
         if name in typed:
             raise UserError(
-                f"usage.finetune_idle.{why}", option=typed[name], method=tune.method, training=tune.training
-            )
+                f"usage.finetune_idle.{why}", option=typed[name], method=tune.method, training=tune.training,
+                strategy=tune.strategy,
+            )  # fmt: skip
     if "attn" in typed and tune.attn == "eager" and _own_attention(tune, facts):
         raise UserError("usage.unsloth_eager", option=f"{typed['attn']} {tune.attn}")
     return tune

@@ -208,7 +208,7 @@ class SimulatedFineTuning(Remains):
             self.t.free(*[self.alloc("temporaries", largest) for _ in range(2)])
         self.step("steady_step")
         self.t.free(*self.held)
-        if not self.tune.sharded:
+        if self.tune.merges:
             self.outside.merge()
         return self.t
 

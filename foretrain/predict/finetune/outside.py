@@ -199,8 +199,6 @@ class Outside:
     def merge(self) -> None:
         """The product of each adapter, which is added to its weight; one in 4 bits is unpacked, and packed again. The
         first module, whose copy was trained, lets its original go before that, unless the head has the same."""
-        if not self.tune.adapters:
-            return
         self.t.at("merge")
         self.t.phase("merge")
         if "embed_tokens.weight" in self.program.saved and not self.facts.tied:

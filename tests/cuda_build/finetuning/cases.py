@@ -18,6 +18,7 @@ SIZES = {
 OWN = {"phi-2": {"hidden_size": 640}}  # 0.4 of a head of 80 is rotated
 BASE: dict[str, Any] = {
     "seq_len": 512, "batch_size": 2, "dtype": "bfloat16", "amp": "no", "evaluate": True, "eval_batch_size": 2, "eval_batches": 3,
+    "merge": True,
 }  # fmt: skip
 MIXED = {"dtype": "float32", "amp": "bf16"}
 LLAMA, QWEN = "llama-3.2-1b", "qwen3-0.6b"

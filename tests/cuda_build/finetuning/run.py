@@ -122,7 +122,7 @@ def run(written: dict[str, Any], tune: FineTune, device: str, watch: Watch, fold
     del model
     with written_to_host() if large else contextlib.nullcontext():
         trainer.train()
-    if tune.adapters:
+    if tune.merges:
         watch.enter("merge")
         trained: Any = trainer.model
         trained.merge_and_unload()

@@ -32,7 +32,7 @@ from tests.kit import finetune_proof as proof
 pytestmark = pytest.mark.slow
 
 GPU = find("RTX 4090")
-SMALL = FineTune(seq_len=64, batch_size=2, lora_r=8, optim="adamw_torch")
+SMALL = FineTune(seq_len=64, batch_size=2, lora_r=8, optim="adamw_torch", merge=True)
 KEPT = {"evaluate": True, "keeps_logits": True, "eval_batch_size": 2, "eval_batches": 3}
 
 

@@ -133,6 +133,7 @@ def adapter_keys(table: Table) -> None:
     targets(table, "lora_target_modules", "target_modules", "lora_targets")
     table.put("lora_dropout", "lora_dropout")
     table.put("lora_saved", "lora_modules_to_save", "modules_to_save")
+    table.put("merge", "merge")
 
 
 def targets(table: Table, *keys: str) -> None:

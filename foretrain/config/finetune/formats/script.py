@@ -40,6 +40,7 @@ _LOADERS = (*_UNSLOTH, "AutoModel", "SentenceTransformer")
 _OF_IMAGES = ("FastVisionModel", "AutoFeatureExtractor")  # or of sounds: of text alone the figures are too low
 _PROCESSOR = re.compile(r"\w*Processor")
 _NAMES_OF_MODEL = ("pretrained_model_name_or_path", "model_name")
+_MERGES = re.compile("merge_and_unload|(save_pretrained|push_to_hub)_(merged|gguf)")
 _ALONE = ("half", "bfloat16")  # what turns a model into another dtype
 _OTHER_ADAPTERS = frozenset((
     "PrefixTuningConfig", "PromptTuningConfig", "PromptEncoderConfig", "IA3Config", "AdaLoraConfig", "LoHaConfig",
@@ -60,7 +61,7 @@ def table_of_script(text: str, source: str) -> tuple[str, dict[str, Any]]:
     try:
         found = _Script(ast.parse(text))
         told = [node for node in found.scopes if isinstance(node, ast.Call | ast.Assign | ast.AugAssign)]
-        for node in sorted(told, key=lambda each: (each.lineno, each.col_offset)):
+        for node in sorted(told, key=lambda each: (each.lineno, each.col_offset, each.end_lineno, each.end_col_offset)):
             found.look(node) if isinstance(node, ast.Call) else found.set(node)
     except SyntaxError as error:
         where = f"{source}:{error.lineno or 1}"
@@ -184,6 +185,7 @@ class _Script:
         self.models: list[Any] = []
         self.length = 0  # to which a tokenizer cuts
         self.trained: set[ast.AST] = set()  # functions that have trained
+        self.reloaded: set[ast.AST] = set()  # those that then load a model
         self.adapts = self.loops = self.by_trainer = False
         self.tables: dict[str, ast.expr] = {}  # what may stand behind **
         self.said: dict[str, str] = {}  # the value of a key that decides, as it was written first
@@ -217,8 +219,11 @@ class _Script:
         if (name == "train" and not call.args and owner != "model") or name == "unsloth_train":
             self.trained.add(scope)
             self.by_trainer |= owner.lower().endswith("trainer") or name == "unsloth_train"
-        if name in _MODELS and scope in self.trained:  # what is loaded then is tried or merged
+        if name in _MODELS and scope in self.trained:  # what is loaded then is tried or merged, by itself
+            self.reloaded |= set() if re.search("Token|Processor", owner) else {scope}
             return
+        if _MERGES.fullmatch(name) and scope in self.trained - self.reloaded:
+            self.keys["merge"] = True
         self._length(call, name, owner)
         self.adapts |= name in ("get_peft_model", "add_adapter") or any(
             each.arg == "peft_config" for each in call.keywords

@@ -233,7 +233,7 @@ class Run:
         with tempfile.TemporaryDirectory(prefix="foretrain-") as folder, standins.written_to_host():
             trainer = self.trainer(folder)
             trainer.train()
-            if self.tune.adapters and not self.tune.sharded:
+            if self.tune.merges:
                 self.tracer.enter("merge")
                 model: Any = trainer.model
                 model.merge_and_unload()

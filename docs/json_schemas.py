@@ -33,7 +33,7 @@ from foretrain.measure import tune_record as tuning
 from foretrain.measure import verify_record as verification
 from foretrain.predict import within
 from foretrain.predict.finetune.plan import FineTunePlan
-from foretrain.predict.inference.plan import InferencePlan
+from foretrain.predict.inference.plan import InferencePlan, RunnableModels
 from foretrain.predict.largest import Largest
 from foretrain.predict.plan import Plan
 from foretrain.predict.ranks import ClusterPlan
@@ -123,6 +123,7 @@ OUTPUTS: dict[str, Output] = {
     "foretrain.plan/1#explanation": Output(
         "plan --explain", "why so much", RootModel[_any_of(explain.Explanation, FineTuneExplanation)]
     ),
+    "foretrain.plan/1#models": Output("plan --inference", "the models that run on a card", RunnableModels),
     "foretrain.plan/1#smallest-card": Output("plan --smallest-card", "the smallest card on which it fits", SmallestCard),
     "foretrain.plan/1#largest": Output("plan --largest OPTION", "the largest value that fits", Largest),
     "foretrain.plan/1#within": Output(

@@ -195,24 +195,36 @@ def cluster_misses() -> str:
 @part("inference-summary")
 def inference() -> str:
     """Return how many rows are met, by purpose and by engine."""
-    tokens = {"generated": "generated", "read": "of a prompt"}
-    uses = {"tune": "chose the constants", "held out": "held out", "older": "older builds of llama.cpp (2023, 2024)"}
+    tokens = {"generated": "generated", "read": "of a prompt", "file": "sizes of files"}
+    uses = {
+        "tune": "chose the constants", "held out": "held out", "host": "chose the reading of the computer's memory",
+        "older": "older builds of llama.cpp (2023, 2024)",
+    }  # fmt: skip
     rows = []
     for name, found in result("inference_published")["summary"].items():
         what, use, engine = name.split(", ")
         counts = fill("{rows} | {within_15_percent} | {mean_off:.1p} | {largest_off:.1p}", found)
         rows.append(f"{tokens[what]} | {uses[use]} | {engine} | {counts}")
-    return table("tokens | rows | engine | how many | within 15 % | mean distance | largest", rows)
+    return table("what | rows | engine | how many | within 15 % | mean distance | largest", rows)
 
 
 declare(
     "inference-rows", "inference_published.rows",
     "model | weights | card | batch | context | engine | published tokens/s | predicted | off | prompt off",
     "{model} | {weights} | {card} | {batch} | {context:,} | {software} | {tokens_per_s:,.1f} | {predicted_tokens_per_s:,.1f} | {off:+.1p} | {prompt}",
-    only=lambda row: row["use"] == "held out",
+    only=lambda row: row["use"] == "held out" and "off" in row,
     card=lambda row: f"{row['cards']} x {row['gpu']} ({row['split']})" if row["cards"] else row["gpu"], context=lambda row: int(row["prompt"]) + int(row["generated"]),
     prompt=lambda row: f"{100 * row['read_off']:+.1f} %" if "read_off" in row else "",
 )  # fmt: skip
+
+
+declare(
+    "inference-files",
+    "inference_published.rows",
+    "model | weights | published GiB | predicted | off",
+    "{model} | {weights} | {gib:.2f} | {predicted_gib:.2f} | {gib_off:+.2p}",
+    only=lambda row: "gib_off" in row,
+)
 
 
 @part("inference-formats")

@@ -21,7 +21,7 @@ from foretrain.config.hub.source import find_source, model_named, unknown_model
 from foretrain.config.inference import WORDS, Inference, asked_with, parse_inference
 from foretrain.config.option import Option
 from foretrain.config.options import RunConfig
-from foretrain.config.presets import models
+from foretrain.config.presets import IN_FOUR_BITS, models
 from foretrain.config.resolve import ResolvedConfig, resolve
 from foretrain.config.shape import facts_of_run
 from foretrain.hardware import devices
@@ -29,7 +29,7 @@ from foretrain.hardware.catalogue import Gpu, stated_bytes
 from foretrain.predict.energy import Prices
 from foretrain.predict.forecast import Forecast, Placement
 from foretrain.predict.generation import Generation
-from foretrain.predict.inference.plan import InferencePlan, plan
+from foretrain.predict.inference.plan import InferencePlan, RunnableModels, plan, runnable
 from foretrain.runs.record import TrainedRun, read, source_of
 
 
@@ -59,6 +59,21 @@ def advise_inference(source: Config, gpu: str | Gpu = "auto", *, goal: Goal | No
     return advise(plan_inference(source, gpu, **options), goal=goal)
 
 
+def runnable_models(words: Sequence[str], cards: Cards) -> RunnableModels | None:
+    """Return what runs on a card where words name no model; None where they name one. Raises UserError."""
+    words = [word for word in words if word != "--inference"]
+    asked, _, _, left, _ = parse_inference(words)
+    if left or cards.gpus:
+        return None
+    if asked.on_host or asked.split:
+        raise UserError("usage.inference_no_model", models=listed([*list(models())[:12], "…"]))
+    target, *more = targets(cards.gpu, cards.others, RunConfig())
+    if more:
+        raise UserError("usage.one_card", count=len(more) + 1)
+    sources = [find_source(name) for name in models()]
+    return runnable(sources, asked, target.gpu, target.used_by_others_bytes)
+
+
 def model_named_by(source: Config) -> ModelSource:
     """Return the model of this name; a preset's name, too, is the published model. Raises UserError."""
     if isinstance(source, str | Path):
@@ -77,6 +92,8 @@ def model_of_words(words: Sequence[str]) -> ModelSource:
     if first and (is_asked([first]) or model_named(first)):
         if len(words) > 1:
             raise UserError("usage.inference_unknown_word", word=words[1][:40])
+        if IN_FOUR_BITS.search(first) and model_named(first):  # whose preset has another name
+            return find_source(first).model_copy(update={"where": first})
         return read_finetune(first)[0] if is_finetune_file(first) else find_source(first)
     try:
         resolved: ResolvedConfig = resolved_of(list(words))
@@ -110,6 +127,7 @@ class GenerationRequest:
 
     @classmethod
     def of(cls, words: Sequence[str], cards: Cards, model: ModelSource | None = None) -> "GenerationRequest":
+        words = [f"-{word}" if word in ("-ngl", "-ncmoe") else word for word in words]  # as llama.cpp spells them
         gpu, together = words_of_cards(cards, words, WORDS)
         asked, typed, sources, left, notes = parse_inference([*words, *together])
         if not left:

@@ -1,10 +1,8 @@
 """`Inference`: how a model is to generate text, and in how many bits weights and KV caches are stored for that.
 
 GGUF's blocks (ggml-org/llama.cpp, ggml/src/ggml-common.h): q4_0 is 18 bytes for 32 weights, q8_0 34 for 32, q4_K 144
-for 256, q5_K 176, q6_K 210. The mixtures with _m and _s keep a part of the blocks and the head in more bits. Of Llama
-3.1 8B tools/quantize/README.md there says 4.8944 bits for Q4_K_M, 4.6672 for Q4_K_S, 5.7036 for Q5_K_M, 6.5633 for Q6_K
-and 8.5008 for Q8_0; these rows come to that within 0.2 %. Those below four bits follow from the same table, with the
-embedding and the head as src/llama-quant.cpp stores them; q3_k_m, which is not in it, from the types of its tensors.
+for 256, q5_K 176, q6_K 210. Mixtures give each tensor a type of its own (predict/inference/stored.py); their bits here
+are those of Llama 3.1 8B's blocks, by which formats are sorted.
 """
 
 import difflib
@@ -26,62 +24,85 @@ Engine = Literal["llama.cpp", "pytorch"]
 
 
 class Format(NamedTuple):
-    """Bits a number of the blocks' matrices, of the embedding and of the head; and who generates with it by default."""
+    """Bits a number of the blocks' matrices, who generates with it by default, and of PyTorch's formats bits of the
+    embedding, of the head and of what is published beside matrices."""
 
     block: float
-    embedding: float
-    head: float
     engine: Engine
     quantized: bool = True
+    embedding: float = 16
+    head: float = 16
+    other: float = 16
 
 
 FORMATS: dict[str, Format] = {
-    "f32": Format(32, 32, 32, "pytorch", False), "f16": Format(16, 16, 16, "pytorch", False),
-    "bf16": Format(16, 16, 16, "pytorch", False), "q8_0": Format(8.5, 8.5, 8.5, "llama.cpp"),
-    "q6_k": Format(6.5625, 6.5625, 6.5625, "llama.cpp"), "q5_k_m": Format(5.654, 5.5, 6.5625, "llama.cpp"),
-    "q5_0": Format(5.5, 5.5, 6.5625, "llama.cpp"), "q4_k_m": Format(4.798, 4.5, 6.5625, "llama.cpp"),
-    "q4_k_s": Format(4.538, 4.5, 6.5625, "llama.cpp"), "q4_0": Format(4.5, 4.5, 6.5625, "llama.cpp"),
-    "iq4_xs": Format(4.317, 4.25, 6.5625, "llama.cpp"), "q3_k_l": Format(4.192, 3.4375, 6.5625, "llama.cpp"),
-    "q3_k_m": Format(3.845, 3.4375, 6.5625, "llama.cpp"), "iq3_m": Format(3.577, 3.4375, 6.5625, "llama.cpp"),
-    "q3_k_s": Format(3.4375, 3.4375, 6.5625, "llama.cpp"), "iq3_xxs": Format(3.072, 3.4375, 5.5, "llama.cpp"),
-    "q2_k": Format(2.943, 2.625, 6.5625, "llama.cpp"), "iq2_m": Format(2.698, 3.4375, 5.5, "llama.cpp"),
+    "f32": Format(32, "pytorch", False, 32, 32, 32), "f16": Format(16, "pytorch", False),
+    "bf16": Format(16, "pytorch", False),
+    **{name: Format(block, "llama.cpp") for name, block in {
+        "q8_0": 8.5, "q6_k": 6.5625, "q5_k_m": 5.653, "q5_k_s": 5.5, "q5_0": 5.5, "q4_k_m": 4.798, "iq4_nl": 4.553,
+        "q4_k_s": 4.536, "q4_0": 4.5, "iq4_xs": 4.316, "mxfp4_moe": 4.25, "q3_k_l": 4.191, "q3_k_m": 3.844,
+        "iq3_m": 3.575, "iq3_s": 3.458, "q3_k_s": 3.4375, "iq3_xs": 3.270, "iq3_xxs": 3.071, "q2_k": 2.942,
+        "q2_k_s": 2.724, "iq2_m": 2.697, "iq2_s": 2.479, "iq2_xs": 2.365, "iq2_xxs": 2.128, "tq2_0": 2.0625,
+        "iq1_m": 1.856, "iq1_s": 1.693, "tq1_0": 1.6875,
+    }.items()},
     # torchao's weight-only formats leave the embedding in bf16: int8 has a scale a row, int4 a scale and a zero for 64.
-    "fp8": Format(8, 16, 8, "pytorch"), "int8": Format(8, 16, 8, "pytorch"), "int4": Format(4.5, 16, 4.5, "pytorch"),
+    "fp8": Format(8, "pytorch", head=8), "int8": Format(8, "pytorch", head=8), "int4": Format(4.5, "pytorch", head=4.5),
     # As repositories publish them, with the embedding and the head in 16 bits: GPTQ and AWQ have a 16-bit scale and a
-    # 4-bit zero for each group, bitsandbytes' NF4 a scale of 32 for 64 weights, or one of 8 that is quantized again.
-    "w8": Format(8.01, 16, 16, "pytorch"), "w4_g128": Format(4 + 20 / 128, 16, 16, "pytorch"),
-    "w4_g64": Format(4 + 20 / 64, 16, 16, "pytorch"), "w4_g32": Format(4 + 20 / 32, 16, 16, "pytorch"),
-    "nf4": Format(4.5, 16, 16, "pytorch"), "nf4_dq": Format(4.127, 16, 16, "pytorch"),
+    # 4-bit zero for each group, bitsandbytes' NF4 a scale of 32 for 64 weights, or one of 8 that is quantized again,
+    # NVFP4 one of 8 bits for 16. MXFP4 has one of 8 bits for 32, and of experts alone.
+    "w8": Format(8.01, "pytorch"), "w4_g128": Format(4 + 20 / 128, "pytorch"),
+    "w4_g64": Format(4 + 20 / 64, "pytorch"), "w4_g32": Format(4 + 20 / 32, "pytorch"),
+    "nf4": Format(4.5, "pytorch"), "nf4_dq": Format(4.127, "pytorch"), "nvfp4": Format(4.5, "pytorch"),
+    "mxfp4": Format(4.25, "pytorch"),
 }  # fmt: skip
-PUBLISHED = ("w8", "w4_g128", "w4_g64", "w4_g32", "nf4", "nf4_dq")
+PUBLISHED = ("w8", "w4_g128", "w4_g64", "w4_g32", "nf4", "nf4_dq", "nvfp4", "mxfp4")
+TRAINED_SO = ("mxfp4_moe", "tq1_0", "tq2_0")  # formats that fit models which were trained for them alone
 SPELLINGS = {"float32": "f32", "fp32": "f32", "float16": "f16", "fp16": "f16", "half": "f16", "bfloat16": "bf16",
              "q8": "q8_0", "q4": "q4_k_m", "q5": "q5_k_m", "q6": "q6_k"}  # fmt: skip
 STORED = {"float32": "bf16", "bfloat16": "bf16", "float16": "f16"}  # of published weights, by their dtype
 CACHES: dict[str, float] = {"f32": 32, "f16": 16, "bf16": 16, "fp8": 8, "q8_0": 8.5, "q4_0": 4.5}
 
 
+EXCEPTED = ("modules_to_not_convert", "llm_int8_skip_modules", "ignore", "exclude_modules")
+
+
 def published_in(quantization: Mapping[str, Any]) -> str:
     """The format of a config.json's quantization_config; '' of one that is not known here."""
     method, groups = quantization.get("quant_method", "bitsandbytes"), quantization.get("config_groups")
     if method == "bitsandbytes":
-        return (
-            "w8"
-            if quantization.get("load_in_8bit")
-            else f"nf4{'_dq' * bool(quantization.get('bnb_4bit_use_double_quant'))}"
-        )
-    weights = quantization
-    if method == "compressed-tensors" and isinstance(groups, Mapping) and len(groups) == 1:
-        group = next(iter(groups.values()))
-        weights = group.get("weights") if isinstance(group, Mapping) else None
-    bits = 8 if method in ("fp8", "fbgemm_fp8") else None
-    size: Any = 128
-    if method in ("gptq", "awq", "compressed-tensors") and isinstance(weights, Mapping):
-        bits = weights.get("bits", weights.get("num_bits", weights.get("w_bit")))
-        size = weights.get("group_size") or weights.get("q_group_size") or 128
+        double = "_dq" * bool(quantization.get("bnb_4bit_use_double_quant"))
+        return "w8" if quantization.get("load_in_8bit") else f"nf4{double}"
+    if method == "mxfp4" or "NVFP4" in str(quantization.get("quant_algo")):
+        return "mxfp4" if method == "mxfp4" else "nvfp4"
+    weights = [quantization]
+    if method in ("compressed-tensors", "modelopt") and isinstance(groups, Mapping) and groups:
+        weights = [group.get("weights") if isinstance(group, Mapping) else None for group in groups.values()]
+    found = {_stored_in(str(method).removeprefix("intel/"), each) for each in weights}
+    return found.pop() if len(found) == 1 else ""
+
+
+def _stored_in(method: str, weights: Any) -> str:
+    if method in ("fp8", "fbgemm_fp8") or not isinstance(weights, Mapping):
+        return "w8" if isinstance(weights, Mapping) else ""
+    if "FP8" in str(weights.get("quant_algo")):
+        return "w8"
+    bits = weights.get("bits", weights.get("num_bits", weights.get("w_bit")))
+    size = weights.get("group_size") or weights.get("q_group_size") or 128
+    if method not in ("gptq", "awq", "auto-round", "compressed-tensors", "modelopt") or bits not in (4, 8):
+        return ""
     if bits == 8:
         return "w8"
-    size = 128 if size == -1 else size
-    return f"w4_g{size}" if bits == 4 and f"w4_g{size}" in FORMATS else ""
+    name = "nvfp4" if weights.get("type") == "float" and size == 16 else f"w4_g{128 if size == -1 else size}"
+    return name if name in FORMATS else ""
+
+
+def excepted(quantization: Mapping[str, Any]) -> tuple[str, ...]:
+    """The modules that a quantization_config leaves in 16 bits: names, parts of names, or patterns."""
+    named = [quantization.get(key) for key in EXCEPTED]
+    entries = [entry for each in named if isinstance(each, list) for entry in each if isinstance(entry, str) and entry]
+    dynamic = quantization.get("dynamic")  # GPTQModel's
+    rules = [key[2:] for key in dynamic if str(key).startswith("-:")] if isinstance(dynamic, Mapping) else []
+    return (*entries, *(f"re:{rule}" for rule in rules))
 
 
 def named(word: str) -> str:
@@ -129,10 +150,26 @@ class Inference(Record):
     split: Literal["", "layer", "tensor"] = _option(
         "", "how cards share the model: layer (whole layers a card) or tensor (every matrix divided)", group="system",
     )
+    n_gpu_layers: int = _option(
+        -1, "layers on the card, the head one of them; the others stay in the computer's memory. -1: all",
+        group="system", aliases=("ngl", "gpu_layers"), least=-1, most=1_000, unit="layers",
+    )
+    n_cpu_moe: int = _option(
+        0, "first layers whose experts stay in the computer's memory", group="system", aliases=("ncmoe",), least=0,
+        most=1_000, unit="layers",
+    )
+    host_bandwidth: float = _option(
+        0.0, "GB/s of the computer's memory by its data sheet; 0: unknown", group="system", least=0, most=100_000,
+    )
     per_node: int = PER_NODE
     link: str = LINK
     network: str = NETWORK
     # fmt: on
+
+    @property
+    def on_host(self) -> str:
+        """Return the option that leaves weights in the computer's memory; "" where none does."""
+        return "--n-gpu-layers" if self.n_gpu_layers >= 0 else "--n-cpu-moe" if self.n_cpu_moe else ""
 
 
 WORDS = Vocabulary(options_of(Inference))
@@ -194,6 +231,10 @@ def resolved(model: str, facts: ModelFacts, asked: Inference, gpu: Gpu) -> tuple
         raise UserError("usage.inference_engine", weights=weights, engine=engine, own=own)
     if asked.split and asked.world == 1:
         raise UserError("usage.needs_gpus", option="--split")
+    if asked.on_host and (engine != "llama.cpp" or asked.world > 1):
+        raise UserError("usage.inference_host", option=asked.on_host)
+    if asked.n_cpu_moe and not facts.n_expert:
+        raise UserError("usage.inference_no_experts", model=model)
     context = asked.context or min(facts.max_positions, USUAL_CONTEXT)
     if asked.prompt > context:
         raise UserError("usage.inference_prompt", prompt=asked.prompt, context=context)

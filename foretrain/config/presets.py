@@ -50,8 +50,11 @@ def _spellings() -> Mapping[str, str]:
     }
 
 
+IN_FOUR_BITS = re.compile(r"(?<=.)(-unsloth)?-bnb-4bit$", re.IGNORECASE)  # ends of names of bitsandbytes' copies
+
+
 def model_named(word: str) -> ModelPreset | None:
-    word = re.sub(r"(?<=.)(-unsloth)?-bnb-4bit$", "", word, flags=re.IGNORECASE)
+    word = IN_FOUR_BITS.sub("", word)
     if word.lower().startswith("unsloth/") and word.lower() not in _spellings():  # the model itself, under its name
         copied = word.partition("/")[2].lower()
         word = next((each for each in _spellings() if each.partition("/")[2] == copied), word)

@@ -444,6 +444,16 @@ def test_qlora_of_a_model_in_4_bits_is_that_of_the_model() -> None:
         ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "w8"),
         ({"load_in_4bit": True, "bnb_4bit_use_double_quant": False}, "nf4"),
         ({"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"num_bits": 8}}}}, "w8"),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"g": {"weights": {"num_bits": 4, "type": "float", "group_size": 16}}},
+            },
+            "nvfp4",
+        ),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}, "nvfp4"),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, "w8"),
+        ({"quant_method": "auto-round", "bits": 4, "group_size": 128}, "w4_g128"),
     ],
 )
 def test_inference_is_of_the_weights_as_they_are_published(
@@ -451,6 +461,26 @@ def test_inference_is_of_the_weights_as_they_are_published(
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "quantization_config": quantization}))
     assert planned(str(tmp_path), "--inference", "--gpu", "4090")["asked"]["weights"] == weights
+
+
+def test_modules_left_in_16_bits_are_counted_so(tmp_path: Path) -> None:
+    """Names, parts of names and patterns: an attention of two matrices of 16 bits, instead of 4.5."""
+    sizes = {}
+    for name, kept in {"all": [], "names": ["model.layers.0.self_attn.q_proj"], "part": ["self_attn.q_proj"],
+                       "pattern": ["re:.*layers.0.self_attn.q_proj"], "glob": ["*.0.self_attn.q*"]}.items():  # fmt: skip
+        quantization = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": kept}
+        (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "quantization_config": quantization}))
+        phase = planned(str(tmp_path), "--inference", "--gpu", "4090")["memory"]["phases"][0]
+        sizes[name] = phase["components"][0]["size_bytes"]
+    more = {name: size - sizes["all"] for name, size in sizes.items() if name != "all"}
+    assert more["names"] == more["pattern"] == more["glob"] > 0
+    assert more["part"] == pytest.approx(CONFIG["num_hidden_layers"] * more["names"], abs=4)
+
+
+@pytest.mark.parametrize("name", ["hf:unsloth/Qwen3-8B-bnb-4bit", "unsloth/Qwen3-8B-unsloth-bnb-4bit"])
+def test_inference_of_a_copy_in_4_bits_is_in_4_bits(name: str) -> None:
+    found = planned(name, "--inference", "--gpu", "4090")
+    assert (found["asked"]["weights"], found["name"]) == ("nf4_dq", "qwen3-8b")
 
 
 def test_inference_of_weights_that_nobody_here_knows_asks(tmp_path: Path) -> None:

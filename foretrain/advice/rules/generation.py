@@ -62,6 +62,17 @@ def _more_cards(plan: InferencePlan) -> Values:
     return {"world": (*fitting, *counts[::-1])[0]} if counts else {}
 
 
+def _on_host(plan: InferencePlan) -> Values:
+    """The fewest experts, else layers, in the computer's memory with which it fits."""
+    search, layers = Search.of(plan), plan.facts.n_layer
+    if plan.engine != "llama.cpp" or plan.asked.world > 1 or plan.asked.on_host or plan.gpu.kind != "cuda":
+        return {}
+    if plan.facts.n_expert and search.fits(n_cpu_moe=layers):
+        return {"n_cpu_moe": next(count for count in range(1, layers + 1) if search.fits(n_cpu_moe=count))}
+    count = next((count for count in range(layers, 0, -1) if search.fits(n_gpu_layers=count)), 0)
+    return {"n_gpu_layers": count} if count else {}
+
+
 def _divided(plan: InferencePlan) -> Values:
     """Every matrix among the cards, or among two, where the format allows it."""
     if plan.engine == "llama.cpp" or plan.asked.split == "tensor" or plan.gpu.kind != "cuda":
@@ -79,6 +90,7 @@ GENERATING = {
         rule("shorter_texts", "memory", "other model", _shorter_texts),
         rule("texts_together", "memory", "other model", _texts_together),
         rule("more_cards", "memory", "exact", _more_cards),
+        rule("on_host", "memory", "exact", _on_host),
         rule("divided", "both", "exact", _divided),
         rule("eight_bits", "speed", "other model", _eight_bits),
         rule("four_bits", "speed", "other model", _four_bits),

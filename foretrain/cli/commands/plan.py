@@ -52,9 +52,14 @@ foretrain plan llama-3.1-8b --inference --weights q4_k_m --context 16k --gpu 407
 
 foretrain plan hf:Qwen/Qwen3-8B --inference --weights int8 --batch 8 --gpu A100-SXM4-80GB
 
+foretrain plan qwen3-30b-a3b --inference --weights q4_k_m --n-cpu-moe 30 --gpu 3060   (experts in the computer's memory)
+
+foretrain plan --inference --context 16k --gpu 4070   (which models run there?)
+
 Fine-tuning takes --method, --lora-r, --seq-len, --optim, --packing, --epochs and more: see docs/fine-tuning.md.
 
-Generating text takes --context, --batch, --weights, --kv, --prompt, --engine, --split: see docs/inference.md."""
+Generating text takes --context, --batch, --weights, --kv, --prompt, --engine, --split, --n-gpu-layers, --n-cpu-moe:
+see docs/inference.md."""
 
 
 @command("plan", EPILOG, **OF_CONFIG)
@@ -70,7 +75,7 @@ Generating text takes --context, --batch, --weights, --kv, --prompt, --engine, -
 @flag(
     "--inference",
     "Plan generating text instead of training: memory with the KV cache, tokens per second. Takes "
-    "--context, --batch, --weights, --kv, --prompt, --engine, --split.",
+    "--context, --batch, --weights, --kv, --prompt, --engine, --split, --n-gpu-layers, --n-cpu-moe.",
 )
 @option(
     "--trainer NAME",
@@ -129,5 +134,8 @@ Generating text takes --context, --batch, --weights, --kv, --prompt, --engine, -
 @click.pass_context
 def plan_command(context: click.Context, words: list[str], **given: object) -> None:
     """Plan a run: does it fit, how long, what does it cost, what limits it. Needs no GPU and no torch."""
+    if given["inference"] and (found := reading.models_asked(context, words)):
+        printing.models(found, context.params)
+        return
     request = reading.read(context, words)
     reading.print_kept(context, request, lambda: printing.answer(context, request, words))

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from foretrain.advice.record import Advice
     from foretrain.app import finetune as tuning
     from foretrain.app.finetuning import script
+    from foretrain.predict.inference.plan import RunnableModels
     from foretrain.predict.smallest import SmallestCard
     from foretrain.reports.views import cards as cards_view
     from foretrain.reports.views import cluster as cluster_view
@@ -102,6 +103,14 @@ def smallest(plan: AnyPlan, found: "SmallestCard", form: Form) -> None:
         print_json(found.to_json(schema="foretrain.plan/1#smallest-card"))
     else:
         line(line_view.smallest(plan, found))
+
+
+def models(found: "RunnableModels", given: dict[str, Any]) -> None:
+    """Print which models generate text on a card."""
+    if given["as_json"]:
+        print_json(found.to_json(schema="foretrain.plan/1#models"))
+    else:
+        screen(generation_view.models(found, full=given["full"], quiet=given["quiet"]))
 
 
 def plans(found: Sequence[AnyPlan], form: Form, limits: Limits) -> None:

@@ -26,11 +26,14 @@ from foretrain.config.resolve import ResolvedConfig
 if TYPE_CHECKING:
     from foretrain.advice import asked
     from foretrain.advice.asked import Asked
+    from foretrain.app import generation
     from foretrain.cli.planning import exact
     from foretrain.config.finetune import asked as finetune
     from foretrain.predict.finetune import traced
+    from foretrain.predict.inference.plan import RunnableModels
 else:  # an answer that is kept needs none of them
     asked, finetune = Later("foretrain.advice.asked"), Later("foretrain.config.finetune.asked")
+    generation = Later("foretrain.app.generation")
     exact, traced = Later("foretrain.cli.planning.exact"), Later("foretrain.predict.finetune.traced")
 OWN = ("gpus", "link", "network", "write_job")  # options that only a plan for several cards has
 LIMITS = ("co2", "within", "tokens", "data_tokens")  # options of `plan` that a plan of a changed run has as well
@@ -54,6 +57,7 @@ UNKEPT = (
 ANY_CARD = "RTX 4090"  # where the question names no card: all of the catalogue are tried
 CARDS = ("gpu", "gpus", "link", "network", "others", "price")
 ANY_KIND = (*CARDS, "full", "as_json", "quiet", "words", "lang", "gpu_file")
+OF_ALL = ("inference", "gpu", "others", "full", "as_json", "quiet", "words", "lang", "gpu_file")  # without a model
 GENERATION = {  # which options go with generating text
     "plan": (
         *("inference", "largest", "smallest_card", "explain", "observed", "process", "check", "oneline", "show_config"),
@@ -88,7 +92,7 @@ def read(context: click.Context, words: list[str]) -> PlanRequest:
         print_said(finetune.how_chosen(words), quiet=given["quiet"])
     _check_options(context, kind)
     check_cards(context)
-    if kind == "fine-tuning":
+    if kind in ("fine-tuning", "generation"):
         context.with_resource(traced.shown_by(partial(exact.unasked_progress, given["quiet"])))
     found = request_of(kind, words, cards, given.get("data_tokens") or "")
     if kind == "pretraining":
@@ -97,6 +101,15 @@ def read(context: click.Context, words: list[str]) -> PlanRequest:
     print_notes(tuple(note for note in found.notes if isinstance(note, UserError)), quiet=given["quiet"])
     said_below = kind == "fine-tuning" and bool(given.get("full"))  # by the answer itself
     print_said([note for note in found.notes if isinstance(note, Note)], quiet=given["quiet"] or said_below)
+    return found
+
+
+def models_asked(context: click.Context, words: list[str]) -> "RunnableModels | None":
+    """Return what runs on a card where --inference names no model. Raises UserError for options that need one."""
+    given = context.params
+    found = generation.runnable_models(words, Cards(given["gpus"], given["gpu"], "", "", given["others"]))
+    if found and (other := next((each for each in given if each not in OF_ALL and is_typed(context, each)), "")):
+        raise UserError("usage.inference_needs_model", option=spelled(other))
     return found
 
 

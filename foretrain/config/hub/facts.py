@@ -149,6 +149,24 @@ class LatentAttention(Record):
     value_dim: int
 
 
+class LayerKind(Record):
+    """A kind of layer as the real class has it. `token_numbers`: of its cache for each token; `state_bytes`: that it
+    keeps of any text (linear attention, state space).
+    """
+
+    parameters: tuple[tuple[str, tuple[int, ...], str], ...]  # name, shape, role of parameters.py
+    token_numbers: float
+    state_bytes: int
+
+
+class CountedParts(Record):
+    """What a model without an estimate is made of, counted in the class that transformers builds from its config."""
+
+    kinds: tuple[LayerKind, ...]
+    layers: tuple[int, ...]  # the kind of each
+    outside: tuple[tuple[str, tuple[int, ...], str], ...]
+
+
 class ModelFacts(Record):
     """A decoder as its config.json describes it: sizes, and which parts a block is made of."""
 
@@ -204,8 +222,10 @@ class ModelFacts(Record):
     dtype: WeightDtype = "float32"  # that the published weights are in
     quantization: str = ""  # how they are already quantized, if so: bitsandbytes, gptq, awq, fp8, mxfp4, ...
     published: str = ""  # and in which format of config/inference.py, where that is known here
+    kept: tuple[str, ...] = ()  # modules that it leaves in 16 bits, as quantization_config names them
     vision: VisionFacts | None = None
     latent: LatentAttention | None = None
+    counted: CountedParts | None = None
 
     @property
     def groups(self) -> int:
@@ -221,6 +241,18 @@ class ModelFacts(Record):
         layers = range(self.n_layer) if layers is None else layers
         sliding = sum(layer in layers for layer in self.sliding_layers)
         return (len(layers) - sliding) * context + sliding * min(context, self.sliding_window)
+
+    def cached_numbers(self, context: int, layers: range, kv_numbers: int) -> float:
+        """Return the numbers that these layers keep of so long a text. `kv_numbers`: of a token in one layer."""
+        if self.counted is None:
+            return self.cached_tokens(context, layers) * kv_numbers
+        sizes = {layer: self.counted.kinds[self.counted.layers[layer]].token_numbers for layer in layers}
+        return sum(self.cached_tokens(context, range(at, at + 1)) * size for at, size in sizes.items())
+
+    def state_bytes(self, layers: range) -> int:
+        """Return what these layers keep of a text of any length."""
+        kept = self.counted
+        return sum(kept.kinds[kept.layers[layer]].state_bytes for layer in layers) if kept else 0
 
     def liger_kernels(self, loop: str) -> Liger | None:
         return liger_of(self.model_type, loop)

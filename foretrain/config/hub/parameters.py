@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
-from foretrain.config.hub.facts import LatentAttention, ModelFacts, VisionFacts
+from foretrain.config.hub.facts import CountedParts, LatentAttention, ModelFacts, VisionFacts
 from foretrain.config.hub.families import LATENT_FAMILIES
 
 # linear: a matrix of nn.Linear or Conv1D that is not the head, which peft's "all-linear" gives an adapter.
@@ -210,7 +210,18 @@ def _vision(tower: VisionFacts, n_embd: int) -> Iterator[Parameter]:
     yield Parameter("model.multi_modal_projector.mm_soft_emb_norm.weight", (width,), None, "vision")
 
 
+def _counted(parts: CountedParts) -> Iterator[Parameter]:
+    for layer, kind in enumerate(parts.layers):
+        for name, shape, role in parts.kinds[kind].parameters:
+            yield Parameter(f"layers.{layer}.{name}", shape, layer, cast("Role", role))
+    for name, shape, role in parts.outside:
+        yield Parameter(name, shape, None, cast("Role", role))
+
+
 def _all(facts: ModelFacts) -> Iterator[Parameter]:
+    if facts.counted:
+        yield from _counted(facts.counted)
+        return
     layout, matrices = _OTHERS.get(facts.model_type, _LLAMA), _matrices(facts)
     if facts.vision:
         yield from _vision(facts.vision, facts.n_embd)
@@ -230,6 +241,11 @@ def _all(facts: ModelFacts) -> Iterator[Parameter]:
 
 def parameters_of(facts: ModelFacts) -> list[Parameter]:
     return list(_all(facts))
+
+
+def text_parameters(facts: ModelFacts) -> Iterator[Parameter]:
+    """Yield those that read and write text: none of a tower that reads pictures."""
+    return (each for each in _all(facts) if each.role != "vision" and "vision_tower" not in each.name)
 
 
 def parameter_count(facts: ModelFacts) -> int:
@@ -266,9 +282,8 @@ def _counts(facts: ModelFacts) -> ParameterCounts:
 def counts_where(facts: ModelFacts, elements: Callable[[Parameter], int]) -> ParameterCounts:
     """Return the counts of a part of the model. `elements`: how many of a parameter are in it."""
     counts: Counter[Role] = Counter()
-    for each in _all(facts):
-        if each.role != "vision" and "vision_tower" not in each.name:
-            counts["bias" if each.name.endswith(".bias") else each.role] += elements(each)
+    for each in text_parameters(facts):
+        counts["bias" if each.name.endswith(".bias") else each.role] += elements(each)
     others = counts["norm"] + counts["bias"] + counts["position"]
     return ParameterCounts(
         counts["linear"] + counts["router"], counts["expert"], counts["embedding"], counts["head"], others

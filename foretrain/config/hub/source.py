@@ -14,9 +14,9 @@ from typing import Any
 from foretrain.base.errors import UserError
 from foretrain.base.files import read_bytes
 from foretrain.config.hub.facts import ModelFacts, ModelSource
-from foretrain.config.hub.families import FAMILIES, LATENT_FAMILIES, Parts
+from foretrain.config.hub.families import FAMILIES, Parts
 from foretrain.config.hub.keys import Keys, Unknown
-from foretrain.config.inference import published_in
+from foretrain.config.inference import excepted, published_in
 from foretrain.config.presets import ModelPreset, model_named, models
 
 MAX_BYTES = 10 * 2**20  # most have some kilobytes, those with many labels some megabytes
@@ -45,24 +45,16 @@ def facts_of(
         parts = families[model_type](keys)
     except Unknown:
         return None
-    published = keys.table("quantization_config").config
-    return ModelFacts(
-        model_type=model_type, **parts, dtype=dtype_of(config), quantization=quantization_of(config, where),
-        published=published_in(published) if published else "",
-    )  # fmt: skip
+    return ModelFacts(model_type=model_type, **parts, **quantized_facts(config, where))
 
 
-def facts_to_generate(source: ModelSource) -> ModelFacts:
-    """Return a model's facts where it is to generate text: also of families that are not planned for training.
-
-    Raises UserError for a family whose parts foretrain does not know.
-    """
-    facts = source.facts or facts_of(source.config, source.where, LATENT_FAMILIES)
-    if facts is None:
-        raise UserError(
-            "usage.inference_family_unknown", model=str(source.config.get("model_type"))[:40], source=source.where
-        )
-    return facts
+def quantized_facts(config: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return the fields of ModelFacts that say how the published weights are stored."""
+    published = Keys(config, where, "").table("quantization_config").config
+    return {
+        "dtype": dtype_of(config), "quantization": quantization_of(config, where),
+        "published": published_in(published) if published else "", "kept": excepted(published),
+    }  # fmt: skip
 
 
 def dtype_of(config: Mapping[str, Any]) -> Any:

@@ -28,17 +28,24 @@ def shown_by(progress: Progress) -> Iterator[None]:
         _PROGRESS.reset(before)
 
 
+@contextmanager
+def listened() -> Iterator[Listen]:
+    """Yield what hears how far a trace is that a plan makes by itself; nothing is shown before there is one."""
+    shown: list[Listen] = []
+    with ExitStack() as stack:
+
+        def listen(text: str) -> None:
+            if not shown:
+                shown.append(stack.enter_context(_PROGRESS.get()()))
+            shown[0](text)
+
+        yield listen
+
+
 def trace_alone(source: ModelSource, tune: FineTune, gpu: Gpu, available_bytes: int | None) -> FineTuneTrace:
     """Return the trace of a model that has no estimate. Raises UserError where it cannot be traced either."""
-    shown: list[Listen] = []
     try:
-        with ExitStack() as stack:
-
-            def listen(text: str) -> None:
-                if not shown:
-                    shown.append(stack.enter_context(_PROGRESS.get()()))
-                shown[0](text)
-
+        with listened() as listen:
             return exact_finetune(source, tune, gpu, available_bytes, listen)
     except service.TraceUnavailable as error:
         raise unknown(source, str(error)) from None

@@ -1,18 +1,20 @@
-"""`InferencePlan`: what it takes to generate text with a model on a card, as one record. Instant, without torch."""
+"""`InferencePlan`: what it takes to generate text with a model on a card, as one record; `RunnableModels`: which models
+run there. Instant, without torch."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from pydantic import NonNegativeInt
 
 from foretrain.base.records import Note, Record
 from foretrain.config.hub.facts import ModelFacts, ModelSource
-from foretrain.config.hub.source import facts_to_generate
+from foretrain.config.hub.parameters import counts_of, parameter_count
 from foretrain.config.inference import (
     FORMATS,
     MOST_BATCH,
     MOST_CONTEXT,
     PUBLISHED,
+    TRAINED_SO,
     USUAL_CONTEXT,
     USUAL_PROMPT,
     Engine,
@@ -22,8 +24,17 @@ from foretrain.config.inference import (
 from foretrain.hardware.catalogue import Gpu, catalogue
 from foretrain.hardware.devices import Context
 from foretrain.predict.energy import Prices
-from foretrain.predict.inference.shares import cards_of, check_shares, context_of, waits_s
-from foretrain.predict.inference.speed import GenerationTiming, memory_of, neediest_card, speed_of
+from foretrain.predict.inference.counted import facts_to_generate
+from foretrain.predict.inference.shares import card_and_host, cards_of, check_shares, context_of, waits_s
+from foretrain.predict.inference.speed import (
+    GenerationTiming,
+    cache_bytes,
+    host_bytes_per_s,
+    memory_of,
+    neediest_card,
+    speed_of,
+    weights_bytes,
+)
 from foretrain.predict.memory import FAILING, RunMemory
 from foretrain.predict.plan import PlanRecord
 from foretrain.predict.search import bisect
@@ -151,9 +162,17 @@ def _notes(facts: ModelFacts, asked: Inference, engine: Engine, gpu: Gpu, *, as_
         found.append(Note(id="inference_beyond", values={"context": asked.context, "most": facts.max_positions}))
     if facts.latent:
         found.append(Note(id="inference_latent", values={"numbers": facts.kv_numbers}))
+    if unseen := parameter_count(facts) - counts_of(facts).total:
+        found.append(Note(id="inference_text_alone", values={"params": unseen}))
     if facts.sliding_layers:
         values = {"layers": len(facts.sliding_layers), "of": facts.n_layer, "window": facts.sliding_window}
         found.append(Note(id="inference_window", values=values))
+    if shares := card_and_host(facts, asked):
+        host = shares[1]
+        low, _, high = (round(rate / 1e9) for rate in host_bytes_per_s(asked))
+        values = {"layers": len(host.layers), "of": facts.n_layer, "experts": asked.n_cpu_moe, "low": low, "high": high}
+        values |= {"bytes": weights_bytes(facts, host, asked.weights), "kv": cache_bytes(facts, asked, host)}
+        found.append(Note(id="inference_host", values=values))
     if engine == "llama.cpp" and gpu.kind == "cuda" and not gpu.is_geforce:
         found.append(Note(id="inference_datacentre", values={"gpu": gpu.name}))
     return tuple(found)
@@ -190,7 +209,7 @@ class Search:
             (each.block, name)
             for name, each in FORMATS.items()
             if each.block < own.block
-            and name not in PUBLISHED
+            and name not in (*PUBLISHED, *TRAINED_SO)
             and (not asked.engine or not each.quantized or each.engine == asked.engine)
         ]
         self.fewer = [name for _, name in sorted(bits, reverse=True)]
@@ -210,13 +229,15 @@ class Search:
         for name in (self._asked.weights, *self.fewer):
             if name != self._asked.weights and FORMATS[name].engine != "llama.cpp":
                 continue
-            longest = self.longest_context(weights=name)
-            asked = self._asked.model_copy(update={"weights": name})
-            speed = speed_of(self._facts, asked, asked.engine or FORMATS[name].engine, self._gpu)
-            needed = self.memory({"weights": name}).needed_bytes
-            rate = speed.tokens_per_s if speed else None
-            found.append(FormatFit(weights=name, needed_bytes=needed, longest_context=longest, tokens_per_s=rate))
+            found.append(self.fit_of(name))
         return tuple(found)
+
+    def fit_of(self, weights: str) -> FormatFit:
+        asked = self._asked.model_copy(update={"weights": weights})
+        speed = speed_of(self._facts, asked, asked.engine or FORMATS[weights].engine, self._gpu)
+        needed, longest = self.memory({"weights": weights}).needed_bytes, self.longest_context(weights=weights)
+        rate = speed.tokens_per_s if speed else None
+        return FormatFit(weights=weights, needed_bytes=needed, longest_context=longest, tokens_per_s=rate)
 
     def fitting(self) -> dict[str, int | str] | None:
         """Weights in fewer bits, the most bits that fit; else fewer texts or a shorter context, in the weights that
@@ -269,3 +290,42 @@ class Search:
         room = available_bytes if gpu else self._available_bytes
         asked, engine = _changed(self._asked, self._prompt or USUAL_PROMPT, changes)
         return memory_of(self._facts, asked, engine, gpu or self._gpu, room)
+
+
+USUAL = ("q8_0", "q6_k", "q5_k_m", "q4_k_m", "q3_k_m", "q2_k")  # formats that most models are published in
+
+
+class RunnableModel(FormatFit):
+    model: str
+    parameters: int
+
+
+class RunnableModels(Record):
+    """The largest model first. `left_out`: how many fit in no format, or have no such context."""
+
+    gpu: Gpu
+    available_bytes: int | None
+    asked: Inference
+    models: tuple[RunnableModel, ...]
+    left_out: int
+
+
+def runnable(sources: list[ModelSource], asked: Inference, gpu: Gpu, used_by_others_bytes: int) -> RunnableModels:
+    """Return what runs there with a context and a batch. Raises UserError for what cannot be asked."""
+    room = None if gpu.memory_bytes is None else max(0, gpu.memory_bytes - used_by_others_bytes)
+    found = [next(_fits(source, asked, gpu, room), None) for source in sources]
+    models = sorted(filter(None, found), key=lambda each: -each.parameters)
+    left = len(sources) - len(models)
+    return RunnableModels(gpu=gpu, available_bytes=room, asked=asked, models=tuple(models), left_out=left)
+
+
+def _fits(source: ModelSource, asked: Inference, gpu: Gpu, room: int | None) -> Iterator[RunnableModel]:
+    """Yield the formats that fit, the most bits first."""
+    facts = facts_to_generate(source)
+    for weights in (asked.weights,) if asked.weights else USUAL:
+        own, _ = resolved(source.name, facts, asked.model_copy(update={"weights": weights}), gpu)
+        search = Search(facts, own, asked.prompt, gpu, room)
+        if room is not None and own.context <= facts.max_positions and search.fits():
+            yield RunnableModel(
+                model=source.name, parameters=counts_of(facts).total, **dict(search.fit_of(own.weights))
+            )

@@ -67,6 +67,32 @@ def _shares(facts: ModelFacts, world: int, split: str, engine: Engine) -> tuple[
     return tuple(found)
 
 
+def card_and_host(facts: ModelFacts, asked: Inference) -> tuple[Share, Share] | None:
+    """Return what llama.cpp puts on the card and what stays in the computer's memory; None where nothing has to.
+
+    The last layers are on the card, the head with them, and of those named by --n-cpu-moe all but the experts
+    (src/llama-model.cpp load_tensors, common/arg.cpp). The embedding never is.
+    """
+    return _card_and_host(facts, asked.n_gpu_layers, asked.n_cpu_moe) if asked.on_host else None  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=256)
+def _card_and_host(facts: ModelFacts, on_card: int, experts: int) -> tuple[Share, Share]:
+    start = 0 if on_card < 0 else min(facts.n_layer, max(0, facts.n_layer + 1 - on_card))
+
+    def here(each: Parameter) -> int:
+        inside = start <= each.layer if each.layer is not None else on_card != 0 and each.role != "position"
+        return each.elements * (inside and not (each.role == "expert" and (each.layer or 0) < experts))
+
+    card, all_of_it, rows = counts_where(facts, here), counts_of(facts), facts.vocab_size * facts.n_embd
+    card = card._replace(embedding=0, head=rows if on_card else 0)
+    host = ParameterCounts(*(whole - part for whole, part in zip(all_of_it, card, strict=True)))
+    host = host._replace(embedding=all_of_it.embedding, head=0 if on_card else rows)
+    above, below = range(start, facts.n_layer), range(start)
+    numbers = facts.kv_numbers
+    return Share(card, above, numbers, head=on_card != 0), Share(host, below, numbers, head=on_card == 0)
+
+
 def _layers(count: int, world: int, engine: Engine) -> Iterator[range]:
     start = 0
     for card in range(world):
@@ -94,6 +120,8 @@ def check_shares(facts: ModelFacts, asked: Inference, engine: Engine) -> None:
         raise UserError("usage.inference_layers", layers=facts.n_layer, world=asked.world)
     if asked.split != "tensor":
         return
+    if facts.counted:
+        raise UserError("usage.family_alone", option="--split tensor", model=facts.model_type)
     if engine == "llama.cpp":
         raise UserError("usage.inference_tensor_engine", weights=asked.weights)
     if wrong := _indivisible(facts, asked.weights, asked.world):

@@ -8,6 +8,10 @@ Unpacking is what quantized weights take in llama.cpp: a multiprocessor unpacks 
 cards with much bandwidth for their clock (A100). With several texts weights are read once for all; then products take
 over.
 
+What stays in the computer's memory is read there, after what is on the card. How fast is a range: seven speeds with one
+processor (rows `host`) chose its shares of what the memory has, 51 GB/s of dual-channel DDR4-3200 to 96 of DDR5-6000.
+For a prompt it goes to the card, 512 tokens at a time.
+
 Several cards that hold whole layers read one after the other, so a token takes as long as on one of them; where every
 matrix is divided, each reads its part. What they wait for each other is added.
 
@@ -21,7 +25,8 @@ from foretrain.config.hub.facts import ModelFacts
 from foretrain.config.inference import CACHES, FORMATS, PUBLISHED, Engine, Inference
 from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.energy import Prices
-from foretrain.predict.inference.shares import Share, context_of, shares_of, waits_s
+from foretrain.predict.inference.shares import Share, card_and_host, context_of, shares_of, waits_s
+from foretrain.predict.inference.stored import bits_of
 from foretrain.predict.memory import Component, PhaseMemory, RunMemory, on_cpu
 from foretrain.predict.speed.time import Range
 from foretrain.predict.timing import PRICES, READINGS, Timing
@@ -44,6 +49,9 @@ GEFORCE_FLOP_PER_CLOCK = 512
 # For several texts at once llama.cpp's tensor-core kernels reach less, and pad them to about so many (RTX 4090,
 # ggml-org/llama.cpp#7676 and #15131).
 BATCH_SHARE, PADDED_TEXTS = 0.6, 48
+HOST_BYTES_PER_S = (18e9, 36e9, 72e9)  # slow, usual, quick
+HOST_SHARES = (0.35, 0.5, 0.75)  # of a bandwidth that is given
+TO_CARD_BYTES_PER_S = 16e9  # half of what PCIe 4.0 with 16 lanes has; an assumption
 DECODE_RANGE = 0.15  # half the width of what is said beside a speed
 
 
@@ -59,6 +67,7 @@ class GenerationTiming(Timing):
     cache_bytes_per_token: int
     bandwidth_bytes_per_s: float
     limited_by: str
+    host_bytes_per_token: int = 0  # of both, that are read in the computer's memory
 
 
 def speed_of(
@@ -74,7 +83,9 @@ def speed_of(
     cache = cache_bytes(facts, asked.model_copy(update={"context": middle}), share)
     parts = decode_parts(facts, asked, engine, gpu, read, cache)
     quick, waits, slow = waits_s(facts, asked, gpu, asked.batch)
-    own_s, parts = sum(parts.values()), {**parts, "waits": waits}
+    host, rates = host_read_bytes(facts, asked, middle), host_bytes_per_s(asked)
+    own_s, parts = sum(parts.values()), {**parts, "waits": waits, "host": host / rates[1]}
+    quick, waits, slow = (each + host / rate for each, rate in zip((quick, waits, slow), rates[::-1], strict=True))
     token_s, first_s = own_s + waits, prompt_s(facts, asked, engine, gpu)
     rates = [asked.batch / (own_s + slow) * (1 - DECODE_RANGE), asked.batch / (own_s + quick) * (1 + DECODE_RANGE)]
     quick, slow = (own_s + quick) / (1 + DECODE_RANGE), (own_s + slow) / (1 - DECODE_RANGE)
@@ -92,6 +103,7 @@ def speed_of(
         weights_bytes_per_token=read,
         cache_bytes_per_token=cache,
         bandwidth_bytes_per_s=bandwidth,
+        host_bytes_per_token=host,
         limited_by=max(parts, key=lambda name: parts[name]),
     )
 
@@ -110,19 +122,37 @@ def memory_bytes_per_s(gpu: Gpu) -> float | None:
     return stated * (HBM_SHARE if has_hbm(gpu) else 1.0)
 
 
+def host_bytes_per_s(asked: Inference) -> tuple[float, float, float]:
+    """Return how fast the computer's memory is read: slow, usual, quick."""
+    given = 1e9 * asked.host_bandwidth
+    slow, usual, quick = (share * given for share in HOST_SHARES) if given else HOST_BYTES_PER_S
+    return slow, usual, quick
+
+
+def host_read_bytes(facts: ModelFacts, asked: Inference, context: int) -> int:
+    """Weights and cache that one step of all texts reads in the computer's memory."""
+    shares = card_and_host(facts, asked)
+    if shares is None:
+        return 0
+    cache = cache_bytes(facts, asked.model_copy(update={"context": context}), shares[1])
+    return read_bytes(facts, asked, shares[1]) + cache
+
+
 def share_at_once(facts: ModelFacts, asked: Inference, engine: Engine) -> Share:
     """Return what works at one time: a card's part of every matrix, else one layer after the other of all."""
+    if shares := card_and_host(facts, asked):
+        return shares[0]
     world = asked.world if asked.split == "tensor" else 1
     return shares_of(facts, world, asked.split if world > 1 else "", engine)[0]
 
 
 def read_bytes(facts: ModelFacts, asked: Inference, share: Share, *, head: bool = True) -> int:
     """Weights that one step of all texts reads: of experts those that somebody asks for, of the embedding a row."""
-    bits, counts = FORMATS[asked.weights], share.counts
+    bits, counts = bits_of(facts, asked.weights), share.counts
     unread = (1 - facts.experts_per_token / facts.n_expert) ** asked.batch if facts.n_expert else 1.0
-    blocks = counts.blocks + counts.experts * (1 - unread)  # where each token's experts are drawn evenly
-    logits = facts.vocab_size * facts.n_embd / share.parts * bits.head if head else 0.0
-    return round((blocks * bits.block + logits + counts.others * (32 if bits.quantized else bits.block)) / 8)
+    experts = counts.experts * (1 - unread) * bits.expert  # where each token's experts are drawn evenly
+    logits = facts.vocab_size * facts.n_embd / share.parts * bits.head if head and share.head else 0.0
+    return round((counts.blocks * bits.block + experts + logits + counts.others * bits.other) / 8)
 
 
 def _token_params(facts: ModelFacts, share: Share) -> float:
@@ -143,7 +173,7 @@ def decode_parts(
     params = _token_params(facts, share) + facts.vocab_size * facts.n_embd / share.parts
     products_s = 2 * params / (BATCH_SHARE * product_flop_per_s(gpu, engine))
     if bits.quantized and engine == "llama.cpp":
-        numbers = 8 * read / bits.block
+        numbers = 8 * read / bits_of(facts, asked.weights).block
         unpacking = numbers / (UNPACKED_PER_CLOCK * clocks_per_s(gpu)) * (1 + UNPACKED_MORE * (asked.batch - 1))
         tiles = products_s * max(asked.batch, PADDED_TEXTS)
         if asked.batch == 1 or unpacking <= tiles:
@@ -177,14 +207,26 @@ def clocks_per_s(gpu: Gpu) -> float:
 
 def prompt_s(facts: ModelFacts, asked: Inference, engine: Engine, gpu: Gpu) -> float:
     """Seconds that all prompts take: products of every token but the head's, causal attention, the weights once."""
-    reached, share = product_flop_per_s(gpu, engine), share_at_once(facts, asked, engine)
+    whole = asked.model_copy(update={"n_gpu_layers": -1, "n_cpu_moe": 0})
+    reached, share = product_flop_per_s(gpu, engine), share_at_once(facts, whole, engine)
     tokens = asked.prompt * asked.batch
     head = facts.vocab_size * facts.n_embd / share.parts
     products = 2 * _token_params(facts, share) * tokens + 2 * head * asked.batch
     attention = 2 * facts.n_layer * facts.n_head * facts.head_dim * asked.prompt * tokens / share.parts
     computing_s = (products / PROMPT_SHARE + attention / ATTENTION_SHARE) / reached
     weights_s = read_bytes(facts, asked, share) / (BANDWIDTH_SHARE * (memory_bytes_per_s(gpu) or 1.0))
-    return max(computing_s, weights_s) + facts.n_layer * LAYER_S + waits_s(facts, asked, gpu, tokens)[1]
+    host = host_weights_bytes(facts, asked) * -(-tokens // PROMPT_AT_ONCE) / TO_CARD_BYTES_PER_S
+    return max(computing_s, weights_s) + host + facts.n_layer * LAYER_S + waits_s(facts, asked, gpu, tokens)[1]
+
+
+def host_weights_bytes(facts: ModelFacts, asked: Inference) -> int:
+    """Return what stays in the computer's memory of the layers and the head."""
+    shares = card_and_host(facts, asked)
+    return (
+        weights_bytes(facts, shares[1]._replace(counts=shares[1].counts._replace(embedding=0)), asked.weights)
+        if shares
+        else 0
+    )
 
 
 # What generation needs on a card: weights, KV cache, what a prompt is computed in, CUDA context.
@@ -195,23 +237,20 @@ def prompt_s(facts: ModelFacts, asked: Inference, engine: Engine, gpu: Gpu) -> f
 # layer's input and outputs.
 
 PROMPT_AT_ONCE = 512  # llama.cpp's --ubatch-size
-OTHERS_BYTES = 4  # norms and biases stay in fp32
 ACTIVATIONS_HIGH = 2.0  # what kernels and the allocator add to the widest layer; an allowance, not measured
 
 
-def weights_bytes(share: Share, weights: str) -> int:
+def weights_bytes(facts: ModelFacts, share: Share, weights: str) -> int:
     """Parameters as they are stored on the card. llama.cpp leaves the embedding on the host and has a tied head for
     itself; PyTorch has all of them, a tied head once."""
-    bits, counts = FORMATS[weights], share.counts
-    blocks = (counts.blocks + counts.experts) * bits.block
-    others = counts.others * (8 * OTHERS_BYTES if bits.quantized else bits.block)
-    return round((blocks + counts.embedding * bits.embedding + counts.head * bits.head + others) / 8)
+    stored = zip(share.counts, bits_of(facts, weights), strict=True)
+    return round(sum(count * bits for count, bits in stored) / 8)
 
 
 def cache_bytes(facts: ModelFacts, asked: Inference, share: Share) -> int:
     """Keys and values of all texts at their full length."""
-    tokens = facts.cached_tokens(asked.context, share.layers)
-    return round(asked.batch * tokens * share.kv_numbers * CACHES[asked.kv] / 8)
+    numbers = facts.cached_numbers(asked.context, share.layers, share.kv_numbers)
+    return round(asked.batch * (numbers * CACHES[asked.kv] / 8 + facts.state_bytes(share.layers)))
 
 
 def _activations_bytes(facts: ModelFacts, asked: Inference, engine: Engine, share: Share) -> int:
@@ -255,7 +294,8 @@ def memory_of(
 
 def neediest_card(facts: ModelFacts, asked: Inference, engine: Engine) -> tuple[int, Share, dict[str, int]]:
     """Return the number of the card that needs most, from 1, its share, and bytes of each part of it."""
-    shares = shares_of(facts, asked.world, asked.split, engine)
+    offloaded = card_and_host(facts, asked)
+    shares = offloaded[:1] if offloaded else shares_of(facts, asked.world, asked.split, engine)
     sizes = [_sizes(facts, asked, engine, share) for share in shares]
     worst = max(range(len(shares)), key=lambda card: sum(sizes[card].values()))
     return worst + 1, shares[worst], sizes[worst]
@@ -263,7 +303,7 @@ def neediest_card(facts: ModelFacts, asked: Inference, engine: Engine) -> tuple[
 
 def _sizes(facts: ModelFacts, asked: Inference, engine: Engine, share: Share) -> dict[str, int]:
     return {
-        "weights": weights_bytes(share, asked.weights),
+        "weights": weights_bytes(facts, share, asked.weights),
         "kv_cache": cache_bytes(facts, asked, share),
         "prompt": _activations_bytes(facts, asked, engine, share),
     }
@@ -276,6 +316,9 @@ def _weights_formula(share: Share, size_bytes: int) -> str:
 
 def _cache_formula(facts: ModelFacts, asked: Inference, share: Share) -> str:
     bits, layers = f"{CACHES[asked.kv]:g} / 8", len(share.layers)
+    if facts.counted:
+        numbers = facts.cached_numbers(asked.context, share.layers, 0)
+        return f"{asked.batch} · ({numbers:,.0f} · {bits} + {facts.state_bytes(share.layers):,})"
     if sliding := sum(layer in share.layers for layer in facts.sliding_layers):
         short = min(asked.context, facts.sliding_window)
         tokens = f"({layers - sliding} · {asked.context:,} + {sliding} · {short:,})"

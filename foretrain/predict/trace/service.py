@@ -56,7 +56,9 @@ class TraceUnavailable(RuntimeError):
 
 class Traceable(Protocol):
     @property
-    def gpu(self) -> Gpu: ...
+    def gpu(self) -> Gpu | None:
+        """Return the card that shapes the trace; None where none does."""
+        ...
 
     def job(self) -> dict[str, Any]:
         """Return plain values for the worker. "by" names the module whose trace(job) makes the trace; memory.py answers
@@ -193,7 +195,7 @@ def traces(
     Raises TraceUnavailable with a sentence when one cannot be made.
     """
     for request in requests:
-        if request.gpu.kind != "cuda":
+        if request.gpu is not None and request.gpu.kind != "cuda":
             raise TraceUnavailable(f"traces are made for CUDA cards; {request.gpu.name} is none")
     keys = [request.key() for request in requests]
     whole: dict[int, Trace] = {}

@@ -5,7 +5,8 @@ from typing import Any
 from foretrain.advice.asked import Asked
 from foretrain.advice.record import Advice
 from foretrain.base.messages import has, listed
-from foretrain.predict.inference.plan import InferencePlan
+from foretrain.config.inference import USUAL_CONTEXT
+from foretrain.predict.inference.plan import FormatFit, InferencePlan, RunnableModels
 from foretrain.predict.inference.speed import GenerationTiming
 from foretrain.predict.memory import FAILING, Component
 from foretrain.reports.document import Cell, Document, Message, Paragraph, Quantity, Row, Screen, Section, Table
@@ -14,6 +15,7 @@ from foretrain.reports.views.explain import sums_table
 from foretrain.reports.views.lead import lead_of, title
 from foretrain.reports.views.shared import card_memory
 
+MODELS = 20  # of a card's table without --full
 SHOWN = 3  # formats of the first screen
 SHARED = ("inference_layer", "inference_tensor")  # notes that say how cards share the model
 
@@ -39,19 +41,36 @@ def screen(plan: InferencePlan, changes: tuple[Advice, ...], asked: Asked) -> Sc
     )
 
 
+def models(found: RunnableModels, *, full: bool, quiet: bool) -> Screen:
+    """The table of models that run on a card, the largest first."""
+    shown = found.models if full else found.models[:MODELS]
+    rows = tuple((each.model, *_format_cells(each)) for each in shown)
+    columns = (Message("inference.column.model"), *COLUMNS)
+    fit, context = len(found.models), found.asked.context or USUAL_CONTEXT
+    values = {"gpu": found.gpu.name, "context": context, "batch": found.asked.batch, "fit": fit}
+    values |= {"left": found.left_out, "hidden": fit - len(shown)}
+    notes = [Row(Message("first.label.note"), Message("inference.models.how", values))]
+    if values["hidden"] and not quiet:
+        notes.append(Row(Message("first.label.more"), Message("inference.models.more", values)))
+    lead = Paragraph(Message("inference.models.lead", values))
+    table = Table(columns, rows, frozenset({2, 3, 4})) if rows else None
+    return Screen(Message("inference.models.title", values), (lead,), table, tuple(notes))
+
+
 def _formats(plan: InferencePlan, most: int) -> Table | None:
     names = [each.weights for each in plan.formats]
     first = names.index(plan.asked.weights) if plan.asked.weights in names else 0
 
-    def count(number: float | None) -> str:
-        return f"{number:,.0f}" if number else "–"
+    rows = tuple(_format_cells(each) for each in plan.formats[first : first + most])
+    return Table(COLUMNS, rows, frozenset({1, 2, 3})) if len(rows) > 1 else None
 
-    rows = tuple(
-        (each.weights, Quantity(each.needed_bytes, "bytes"), count(each.longest_context), count(each.tokens_per_s))
-        for each in plan.formats[first : first + most]
-    )
-    columns = tuple(Message(f"inference.column.{name}") for name in ("weights", "needs", "context", "speed"))
-    return Table(columns, rows, frozenset({1, 2, 3})) if len(rows) > 1 else None
+
+COLUMNS = tuple(Message(f"inference.column.{name}") for name in ("weights", "needs", "context", "speed"))
+
+
+def _format_cells(each: FormatFit) -> tuple[Cell, ...]:
+    context, speed = (f"{number:,.0f}" if number else "–" for number in (each.longest_context, each.tokens_per_s))
+    return each.weights, Quantity(each.needed_bytes, "bytes"), context, speed
 
 
 def document(plan: InferencePlan, changes: tuple[Advice, ...] = ()) -> Document:
@@ -95,6 +114,7 @@ def _speed_values(plan: InferencePlan, speed: GenerationTiming) -> dict[str, flo
         "each": speed.tokens_per_s / plan.asked.batch, "batch": plan.asked.batch, "first": speed.first_token_s,
         "prompt": plan.asked.prompt, "prompt_tokens": speed.prompt_tokens_per_s,
         "weights": speed.weights_bytes_per_token, "cache": speed.cache_bytes_per_token,
+        "host": speed.host_bytes_per_token,
     }  # fmt: skip
 
 

@@ -10,10 +10,11 @@ from foretrain.base.errors import UserError
 from foretrain.base.units import MIB
 from foretrain.config.hub.facts import ModelFacts, ModelSource
 from foretrain.config.hub.parameters import counts_of
-from foretrain.config.hub.source import facts_to_generate, preset_source
+from foretrain.config.hub.source import preset_source
 from foretrain.config.inference import Inference
+from foretrain.predict.inference.counted import facts_to_generate
 from foretrain.predict.inference.plan import InferencePlan
-from foretrain.predict.inference.shares import check_shares, shares_of
+from foretrain.predict.inference.shares import card_and_host, check_shares, shares_of
 from tests.kit.command import first_screen, foretrain
 
 
@@ -168,3 +169,41 @@ def test_rent_is_that_of_all_cards() -> None:
     assert two["rent_expected"] / two["step_s"]["expected_s"] == pytest.approx(
         2 * one["rent_expected"] / one["step_s"]["expected_s"]
     )
+
+
+@pytest.mark.parametrize("options", [{"n_gpu_layers": 20}, {"n_gpu_layers": 0}, {"n_cpu_moe": 30}])
+def test_card_and_host_hold_the_whole_model(options: dict[str, int]) -> None:
+    facts = facts_of("qwen3-30b-a3b")
+    shares = card_and_host(facts, Inference(weights="q4_k_m", **options))
+    assert shares is not None
+    card, host = shares
+    assert len(card.layers) + len(host.layers) == facts.n_layer
+    for name in ("blocks", "experts", "embedding", "others"):
+        assert getattr(card.counts, name) + getattr(host.counts, name) == getattr(counts_of(facts), name)
+    assert card.counts.head + host.counts.head == counts_of(facts).head
+
+
+def test_what_stays_on_the_host_makes_room_and_takes_time() -> None:
+    """llama.cpp counts the head as a layer, and puts the last ones on the card."""
+    whole, part = (
+        planned("llama-3.3-70b", weights="q4_k_m"),
+        planned("llama-3.3-70b", weights="q4_k_m", n_gpu_layers=41),
+    )
+    weights, cache = (part.memory.neediest.bytes_of(id) for id in ("weights", "kv_cache"))
+    assert cache * 2 == whole.memory.neediest.bytes_of("kv_cache")
+    assert 0.5 < weights / whole.memory.neediest.bytes_of("weights") < 0.53
+    assert whole.timing is not None
+    assert part.timing is not None
+    assert part.timing.limited_by == "host"
+    assert part.timing.step_s.high_s / part.timing.step_s.low_s > 2
+    assert part.timing.step_s.expected_s > 3 * whole.timing.step_s.expected_s
+    known = planned("llama-3.3-70b", weights="q4_k_m", n_gpu_layers=41, host_bandwidth=460.0)
+    assert known.timing is not None
+    assert known.timing.step_s.high_s < part.timing.step_s.expected_s
+    every = planned("llama-3.3-70b", weights="q4_k_m", n_gpu_layers=81)
+    assert every.needed_bytes == whole.needed_bytes
+    for options in ({"n_gpu_layers": 4, "weights": "bf16"}, {"n_gpu_layers": 4, "weights": "q4_0", "world": 2}):
+        with pytest.raises(UserError, match="--n-gpu-layers"):
+            planned("llama-3.3-70b", **options)
+    with pytest.raises(UserError, match="no experts"):
+        planned("llama-3.3-70b", weights="q4_0", n_cpu_moe=3)

@@ -159,9 +159,13 @@ class Timeline(Lifetimes):
         known = self._sizes.get(key)
         if known is None:
             nbytes = math.ceil(coefficient * math.prod(self.symbols[f] for f in factors))  # half of a head may be one
-            nbytes = -(-nbytes // self.granule) * self.granule
+            nbytes = self.rounded(nbytes)
             known = self._sizes[key] = Size("·".join([str(coefficient), *factors]), nbytes)
         return known
+
+    def rounded(self, nbytes: int) -> int:
+        """What the allocator gives for so many bytes."""
+        return -(-nbytes // self.granule) * self.granule
 
     def use(self, symbols: dict[str, int]) -> None:
         """Go on with other symbols, as evaluation does with its own micro-batch."""

@@ -29,6 +29,7 @@ class Timing(Spending):
     hfu: float | None = None
     flops_per_step: int | None = None
     hardware_flops_per_step: int | None = None
+    generation_s: float | None = None  # of a step, to write what is learned from
     evaluation_s: Range | None = None
     n_evaluations: int | None = None
     save_s: Range | None = None

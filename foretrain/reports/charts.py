@@ -39,6 +39,7 @@ COLOURS = {
     "logits": "#d55e00",
     "temporaries": "#f0e442",
     "everything_else": "#44aa99",
+    "vllm": "#e69f00",
     "overhead": "#999999",
     "python": "#999999",  # a CPU's overhead
     "kept": "#c4c4c4",

@@ -98,7 +98,7 @@ STYLES = {"good": "green", "bad": "bold red", "warn": "yellow", "strong": "bold"
 GROUP_LETTERS = {
     "weights": "w", "gradients": "g", "optimizer": "o", "weight_copies": "c",
     "activations": "a", "logits": "l", "temporaries": "t", "overhead": "x", "everything_else": "e",
-    "python": "p", "kept": "k",
+    "python": "p", "kept": "k", "vllm": "v",
 }  # fmt: skip
 _BAR_WIDTH = 60
 MOST_ROWS = 20  # of a picture's numbers; a terminal is no place for more

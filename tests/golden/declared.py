@@ -3,6 +3,7 @@
 from .compare import Declared
 
 DPO = "DPO is planned as TRL's trainer runs it, where it had a lower bound"
+GRPO = "GRPO is planned as TRL's trainer runs it, where it had a lower bound"
 CLASSES = "a classifier of sequences is planned as the Trainer runs it, where it had an upper bound"
 PRICE = "a price of a change has four digits in every kind of run"
 PLANNED = "planned counts the estimates that a search took, of which halving takes one more or fewer"
@@ -20,6 +21,9 @@ DECLARED: tuple[Declared, ...] = (
     Declared("", r"phases\[\d+\]$", MERGE, old=r"'phase': 'merge'", new=r"^\(nothing\)$"),
     Declared("", r"stdout:\d+$", MERGE, old="^  merging ", new=r"^\(nothing\)$"),
     Declared("show-config", r"stdout:\d+$", MERGE, old=r"^\(nothing\)$", new="merge +False|adapters into|the card, after"),
+    Declared("", r"tune\.(completion_len|num_\w+|steps_per_generation|beta|vllm\w*)$", GRPO, old=r"^\(nothing\)$"),
+    Declared("", r"timing\.generation_s$", GRPO, old=r"^\(nothing\)$", new="None"),
+    Declared("finetune file: .*grpo_script.py", "", GRPO),
     Declared("finetune file: .*seqcls_script.py", "", CLASSES),
     Declared("finetune file: .*(trl_dpo_full_15b.yaml|dpo_script.py)", "steps", DPO),
 )

@@ -9,10 +9,22 @@ import transformers
 
 from foretrain import explain
 from foretrain.analysis.run import TrainerRunExplanation
+from foretrain.config.hub.facts import ModelFacts
 
 SIZES = {"vocab_size": 1024, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4,
          "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 256, "pad_token_id": 0}  # fmt: skip
 STEPS, LENGTH, BATCH = 5, 64, 4
+
+
+class Runnable:
+    """Facts that the model runs on real tensors."""
+
+    def __init__(self, facts: ModelFacts, scores: int = 0) -> None:
+        self._facts, self.written_attention, self.padded, self.groups = facts, False, False, facts.groups
+        self.scores = scores
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._facts, name)
 
 
 class Samples(torch.utils.data.Dataset[Any]):

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from foretrain.advice.rules.base import rule_of_options as rule
-from foretrain.config.finetune.options import PEFT_TARGETS
+from foretrain.config.finetune.options import PEFT_TARGETS, FineTune
 from foretrain.predict.finetune.plan import EXPERTS, FineTunePlan
 from foretrain.predict.finetune.program import has_flash_2
 from foretrain.predict.finetune.targets import adapted_roles
@@ -58,14 +58,20 @@ def _half(plan: FineTunePlan) -> str:
 def _smaller_batch(plan: FineTunePlan) -> Values:
     tune = plan.tune
     times, rest = divmod(tune.batch_size, tune.least_batch)
-    return {} if rest or times == 1 else {"batch_size": tune.least_batch, "grad_accum": tune.grad_accum * times}
+    return {} if rest or times == 1 else _parted(tune, times)
+
+
+def _parted(tune: FineTune, by: int) -> Values:
+    """As many samples a step, and completions that are generated together, in smaller micro-batches."""
+    together = {"steps_per_generation": tune.steps_per_generation * by} if tune.steps_per_generation else {}
+    return {"batch_size": tune.batch_size // by, "grad_accum": tune.grad_accum * by, **together}
 
 
 def _half_batch(plan: FineTunePlan, by: int = 2) -> Values:
     tune = plan.tune
     if tune.batch_size % by or tune.batch_size == by * tune.least_batch:
         return {}
-    return {"batch_size": tune.batch_size // by, "grad_accum": tune.grad_accum * by}
+    return _parted(tune, by)
 
 
 def _quarter_batch(plan: FineTunePlan) -> Values:
@@ -104,7 +110,7 @@ def _loss_alone(plan: FineTunePlan) -> Values:
 
 def _precomputed(plan: FineTunePlan) -> Values:
     """The reference's passes come first, once, so that no copy of the model is there while it trains."""
-    return {"precompute_reference": True} if plan.tune.copies_reference else {}
+    return {"precompute_reference": True} if plan.tune.copies_reference and not plan.tune.generates else {}
 
 
 def _optimizer(plan: FineTunePlan) -> Values:
@@ -153,7 +159,8 @@ def _fewer_targets(plan: FineTunePlan) -> Values:
 
 
 def _unpadded(plan: FineTunePlan) -> Values:
-    return {"padded": False, "packing": True} if plan.tune.padded and not plan.tune.packing else {}
+    tune = plan.tune
+    return {"padded": False, "packing": True} if tune.padded and not tune.packing and not tune.preferences else {}
 
 
 def _lora(plan: FineTunePlan) -> Values:
@@ -183,11 +190,17 @@ def _instead(method: Try, loop: Try) -> Try:
 
 
 def _shorter(plan: FineTunePlan) -> Values:
-    return {"seq_len": plan.tune.seq_len // 2} if plan.tune.seq_len > 2 * SHORTEST else {}
+    return _of_length(plan.tune, plan.tune.seq_len // 2) if plan.tune.seq_len > 2 * SHORTEST else {}
 
 
 def _shortest(plan: FineTunePlan) -> Values:
-    return {"seq_len": SHORTEST} if plan.tune.seq_len > SHORTEST else {}
+    return _of_length(plan.tune, SHORTEST) if plan.tune.seq_len > SHORTEST else {}
+
+
+def _of_length(tune: FineTune, tokens: int) -> Values:
+    """Shorter sequences, of a prompt and a completion both."""
+    own = {"completion_len": max(1, tune.completion_len * tokens // tune.seq_len)} if tune.generates else {}
+    return {"seq_len": tokens, **own}
 
 
 def _whole_activations(plan: FineTunePlan) -> Values:
@@ -198,7 +211,7 @@ def _whole_activations(plan: FineTunePlan) -> Values:
 
 def _larger_batch(plan: FineTunePlan) -> Values:
     tune = plan.tune
-    if tune.grad_accum % 2:
+    if tune.grad_accum % 2 or tune.steps_per_generation:
         return {}
     return {"batch_size": 2 * tune.batch_size, "grad_accum": tune.grad_accum // 2}
 

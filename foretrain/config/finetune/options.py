@@ -70,12 +70,13 @@ BOUNDS: dict[str, Bound] = {
 class Preferences(NamedTuple):
     """What one of TRL's trainers makes of a sample: so many sequences, whose log-probabilities it compares with those
     of a `reference`, the model as it was before. `drifts`: both run each sample with another's answer, too, for the KL
-    divergence, which takes two samples. `whole`: its loss takes whole logits."""
+    divergence, which takes two samples. `whole`: its loss takes whole logits. `generates`: the samples are prompts."""
 
     sequences: int = 2
     reference: bool = False
     drifts: bool = False
     whole: bool = False
+    generates: bool = False
 
 
 PREFERENCES = {  # that are planned, of TRL
@@ -83,6 +84,7 @@ PREFERENCES = {  # that are planned, of TRL
     "dpo": Preferences(reference=True),
     "kto": Preferences(1, reference=True, drifts=True),
     **dict.fromkeys(("orpo", "cpo", "simpo"), Preferences(whole=True)),
+    "grpo": Preferences(1, generates=True),
 }
 NAMES_OF_TRAINING: dict[str, Training] = {
     "pt": "pretraining", "rm": "reward", "prm": "token_classification", "reward_model": "reward", "ipo": "dpo",
@@ -168,6 +170,35 @@ class FineTune(Record):
     labels: int = _option(
         2, "classification: classes that a sequence may be of", group="model", aliases=("num_labels",), least=1,
         most=1_000_000, affects=EVERYTHING,
+    )
+    completion_len: int = _option(
+        512, "grpo: tokens of a completion, which is the end of a sequence", group="batch",
+        aliases=("max_completion_length",), least=1, most=16_777_216, unit="tokens",
+    )
+    num_generations: int = _option(
+        8, "grpo: completions of each prompt", group="batch", least=2, most=1_000_000, unit="sequences",
+    )
+    steps_per_generation: int = _option(
+        0, "grpo: micro-batches whose completions are generated together; 0: those of a step", group="batch", least=0,
+        most=1_000_000, unit="micro-batches",
+    )
+    num_iterations: int = _option(
+        1, "grpo: updates that use the same completions", group="batch", least=1, most=1000,
+    )
+    beta: float = _option(
+        0.0, "grpo: weight of the KL divergence from a reference; 0: there is no reference", group="batch", least=0,
+    )
+    vllm: Literal["no", "colocate", "server"] = _option(
+        "no", "grpo: vLLM generates, on the same card or in a server of its own", group="system",
+        aliases=("vllm_mode",),
+    )
+    vllm_memory: float = _option(
+        0.3, "with vLLM on the same card: the share of its memory that vLLM takes", group="system",
+        aliases=("vllm_gpu_memory_utilization",), least=0, below=1,
+    )
+    vllm_sleep: bool = _option(
+        False, "with vLLM on the same card: it sleeps while the model learns", group="system",
+        aliases=("vllm_enable_sleep_mode",),
     )
     precompute_reference: bool = _option(
         False, "dpo, kto: the reference runs before the training, not in each step", group="batch",
@@ -263,7 +294,32 @@ class FineTune(Record):
 
     @property
     def references(self) -> bool:
-        return self.preferences is not None and self.preferences.reference
+        return self.preferences is not None and (self.preferences.reference or (self.generates and self.beta > 0))
+
+    @property
+    def generates(self) -> bool:
+        """Whether it learns from completions that the model writes itself."""
+        return self.preferences is not None and self.preferences.generates
+
+    @property
+    def micro_batches_generated(self) -> int:
+        return self.steps_per_generation or self.grad_accum
+
+    @property
+    def generated(self) -> int:
+        """Completions that a card generates together."""
+        return self.batch_size * self.micro_batches_generated
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens of a completion: a sequence begins with at least one of a prompt."""
+        return min(self.completion_len, self.seq_len - 1)
+
+    @property
+    def scores_again(self) -> bool:
+        """Whether the model runs over its completions before it learns from them: another one may have written them."""
+        each = self.micro_batches_generated * self.num_iterations
+        return self.generates and (self.vllm != "no" or self.grad_accum % each > 0)
 
     @property
     def drifts(self) -> bool:
@@ -274,8 +330,10 @@ class FineTune(Record):
         return 2 if self.drifts else 1
 
     @property
-    def forward_passes(self) -> int:
-        """Passes of a step that nothing is learned from."""
+    def forward_passes(self) -> float:
+        """Passes of a step that nothing is learned from. To generate all tokens of a sequence is one."""
+        if self.generates:
+            return (self.references + self.scores_again + (self.vllm != "server")) / self.num_iterations
         compared = self.references and not self.precompute_reference
         return self.drifts + compared * (1 + self.drifts)
 
@@ -376,6 +434,8 @@ class FineTune(Record):
 WRAPPED = ("trainer", "trl", "axolotl", "llama-factory")  # loops that wrap the model in DDP on several cards
 
 # One sequence at a time with checkpointing: what guides for one card begin with, as unsloth's notebooks do.
+PROMPT_LEN = 512  # tokens of a prompt that nobody tells: TRL's max_prompt_length until 0.27
+GROUP = {"num_generations": 8, "completion_len": 512, "batch_size": 1}  # where nobody says otherwise
 ASKED: Mapping[str, Any] = {"seq_len": 2048, "batch_size": 1, "gradient_checkpointing": True}
 
 
@@ -383,11 +443,19 @@ def asked(facts: ModelFacts | None, values: Mapping[str, Any]) -> FineTune:
     """The run of a model that is asked about with these options and no trainer's file."""
     longest = facts.max_positions if facts else ASKED["seq_len"]
     kind = PREFERENCES.get(values.get("training", ""))
-    own = {"loop": "trl", "batch_size": 1 + kind.drifts} if kind else {}
+    own: dict[str, Any] = {"loop": "trl", "batch_size": 1 + kind.drifts} if kind else {}
+    if kind and kind.generates:  # one prompt a step
+        group, length, batch = (values.get(*each) for each in GROUP.items())
+        own |= {"seq_len": PROMPT_LEN + length, "grad_accum": group // math.gcd(group, batch)}
+        return FineTune.model_validate({**ASKED, **own, **values})
     return FineTune.model_validate({**ASKED, **own, "seq_len": min(ASKED["seq_len"], longest), **values})
 
 
 FINETUNE_OPTIONS = options_of(FineTune)
+OF_VLLM = ("vllm_memory", "vllm_sleep")
+OF_GENERATION = (
+    "completion_len", "num_generations", "steps_per_generation", "num_iterations", "beta", "vllm", *OF_VLLM
+)  # fmt: skip
 OPTION_OF: Mapping[str, str] = {  # an option's name, or another spelling of it -> its name
     spelling: option.name for option in FINETUNE_OPTIONS.values() for spelling in (option.name, *option.aliases)
 }

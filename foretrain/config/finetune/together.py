@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from foretrain.base.errors import UserError
 from foretrain.base.records import Note
-from foretrain.config.finetune.options import FineTune
+from foretrain.config.finetune.options import OF_GENERATION, OF_VLLM, FineTune
 from foretrain.config.hub.facts import ModelFacts
 
 
@@ -30,10 +30,13 @@ _IDLE = (
     _Idle(("offload_checkpoints", "reentrant"), "checkpointing", lambda tune: not tune.gradient_checkpointing),
     _Idle(("merge",), "sharded", lambda tune: tune.sharded),
     _Idle(("strategy",), "cards", lambda tune: tune.world == 1),
-    _Idle(("packing", "lora_dropout"), "preferences", lambda tune: tune.preferences is not None),
+    _Idle(("packing",), "preferences", lambda tune: tune.preferences is not None),
+    _Idle(("lora_dropout",), "preferences", lambda tune: tune.preferences is not None and not tune.generates),
+    _Idle(OF_GENERATION, "generation", lambda tune: tune.training not in ("grpo", "rloo")),
+    _Idle(OF_VLLM, "vllm", lambda tune: tune.vllm != "colocate"),
     _Idle(("packing",), "classification", lambda tune: tune.scores > 0),
     _Idle(("labels",), "labels", lambda tune: tune.training != "classification"),
-    _Idle(("precompute_reference",), "reference", lambda tune: not tune.references),
+    _Idle(("precompute_reference",), "reference", lambda tune: not tune.references or tune.generates),
     _Idle(("padded",), "packing", lambda tune: tune.packing),
     _Idle(_EVALUATION, "evaluate", lambda tune: not tune.evaluate),
     _Idle(("eval_accumulation_steps",), "logits", lambda tune: not tune.keeps_logits),

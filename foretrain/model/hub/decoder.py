@@ -458,10 +458,11 @@ class Decoder(nn.Module):
             x = parts[0] + parts[1]
         return F.dropout(x, f.embedding_dropout, self.training) if f.embedding_dropout else x, parts
 
-    def states(self, idx: Tensor) -> Tensor:
+    def states(self, idx: Tensor, positions: Tensor | None = None) -> Tensor:
         """Return B x T x C before the head. transformers' models hold `position_ids` and embeddings until here."""
         f, T = self.facts, idx.shape[1]
-        positions = (torch.arange(T, device=idx.device) + 0)[None]
+        if positions is None:
+            positions = (torch.arange(T, device=idx.device) + 0)[None]
         x, embedded = self.embedded(idx, positions)
         masks = self.masks(idx.shape[0], T, x)
         tables = self.tables(positions, x) if f.positions == "rotary" else None

@@ -6,8 +6,8 @@ compared with a reference's: DPOTrainer._compute_loss. A batch has the chosen se
 ones; KTOTrainer's, of single ones, comes with each prompt beside another's answer.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +22,7 @@ from foretrain.model.hub.tiles import IGNORED
 
 Autocast = Callable[[], AbstractContextManager[Any]]
 BETA, GAMMA = 0.1, 0.5
+CLIPPED = 0.2  # GRPO's epsilon
 
 
 class Others(NamedTuple):
@@ -30,6 +31,17 @@ class Others(NamedTuple):
     idx: Tensor
     mask: Tensor
     signs: Tensor
+
+
+class Written(NamedTuple):
+    """Completions of the model's own. `mask`: of the sequences' tokens, B x T. `old`, `reference`: log-probabilities,
+    B x L, of the model that wrote them, None where it is this one, and of the reference, None where there is none."""
+
+    mask: Tensor
+    advantages: Tensor
+    length: int
+    old: Tensor | None = None
+    reference: Tensor | None = None
 
 
 class RewardModel(Decoder):
@@ -167,15 +179,71 @@ class Policy(Decoder):
         self, idx: Tensor, labels: Tensor, autocast: Autocast, others: Others | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """Return the log-probability of each sequence, and of the others, in the reference, which keeps nothing."""
-        model, checkpointing = self.copy or self, self.checkpointing
-        adapters = [part for part in model.modules() if isinstance(part, Lora | Folded)]
-        self.checkpointing = False
-        for part in adapters:
+        model: Policy = self.copy or self
+        with self.original():
+            drift = model.drift(others, autocast) if others else None
+            with autocast():
+                found = model.scores(idx, labels)
+        return found[0].sum(1), drift
+
+    @contextmanager
+    def original(self, *, adapters: bool = False) -> Iterator[None]:
+        """Within it nothing is checkpointed, and `adapters` are off or not."""
+        checkpointing, self.checkpointing = self.checkpointing, False
+        parts = [part for part in (self.copy or self).modules() if isinstance(part, Lora | Folded) and not adapters]
+        for part in parts:
             part.off = True
-        drift = model.drift(others, autocast) if others else None
-        with autocast():
-            found = model.scores(idx, labels)
-        for part in adapters:
+        yield
+        for part in parts:
             part.off = False
         self.checkpointing = checkpointing
-        return found[0].sum(1), drift
+
+
+class Group(Policy):
+    """A model that learns from completions of its own: GRPOTrainer._compute_loss, with dapo's mean."""
+
+    def learned(self, idx: Tensor, given: Written, autocast: Autocast, beta: float) -> Tensor:
+        """Return the loss of completions."""
+        labels, counted = idx.masked_fill(given.mask == 0, IGNORED), given.mask[:, -given.length :]
+        routed: list[Tensor] = []
+        with autocast():
+            found, entropy, _ = self.scores(idx, labels, routed if self.facts.balanced else None)
+            counts = (given.mask >= 0).reshape(-1).to(torch.float32) if routed else None
+            balanced = balance(routed, self.facts.experts_per_token, counts) if routed else None
+        del counts, labels
+        routed.clear()
+        log_probs, entropy = (torch.cat([each[:, -given.length :]]) for each in (found, entropy))
+        del found
+        ratio = torch.exp(log_probs - (log_probs.detach() if given.old is None else given.old))
+        now = ratio.detach()
+        held = now.clamp(1 - CLIPPED, 1 + CLIPPED)
+        cut = (held * given.advantages < now * given.advantages).to(torch.float32)
+        loss = -(ratio * (1 - cut) + held * cut) * given.advantages
+        if given.reference is not None:
+            apart = given.reference - log_probs
+            loss = loss + (torch.exp(apart) - apart - 1) * ratio * beta
+        loss = (loss * counted).sum() / counted.sum()
+        return loss if balanced is None else loss + balanced * 0.001
+
+    @torch.no_grad()
+    def scored(self, idx: Tensor, mask: Tensor, length: int, autocast: Autocast, *, reference: bool) -> Tensor:
+        """Return the log-probability of each token of the completions, in the reference or in the model itself."""
+        model: Policy = self.copy or self if reference else self
+        with self.original(adapters=not reference), autocast():
+            found = model.scores(idx, idx.masked_fill(mask == 0, IGNORED))
+        return torch.cat([found[0][:, -length:]])
+
+    @torch.no_grad()
+    def begun(self, idx: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Return the keys and values of prompts, once the first token of each completion was drawn."""
+        parts: list[Any] = [block.self_attn for block in self.layers]
+        for part in parts:
+            part.cached = (True, False)
+        with self.original(adapters=True):
+            positions = torch.arange(idx.shape[1], device=idx.device)[None].expand(*idx.shape) + 0  # of each prompt
+            logits = self.head(self.states(idx, positions)[:, -1:]).float()
+        F.softmax(logits, -1)
+        kept = [part.__dict__.pop("kept") for part in parts]
+        for part in parts:
+            part.cached = ()
+        return kept

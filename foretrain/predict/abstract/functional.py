@@ -204,7 +204,7 @@ def empty_like(x: Tensor) -> Tensor:
 
 
 gelu, silu = (_unary("input", "gelu", "gelu_backward") for _ in range(2))
-relu, tanh, rsqrt = (_unary("result", "add", "add") for _ in range(3))
+relu, tanh, rsqrt, exp = (_unary("result", "add", "add") for _ in range(4))
 
 
 def pow(x: Tensor, exponent: Any) -> Tensor:
@@ -236,7 +236,7 @@ def pointwise(x: Tensor, *_: Any, **__: Any) -> Tensor:
     return make("add", x.shape, x.dtype, x)
 
 
-exp = log = pointwise
+log = pointwise
 
 
 def compared(x: Tensor, *_: Any) -> Tensor:

@@ -198,7 +198,7 @@ class GELU(Module):
         return operations().gelu(x)
 
 
-# Boolean tensors without values: comparisons, and masked elements, which are taken to be all. aten
+# Boolean tensors without values: comparisons, and masked elements: all, or as many as the machine keeps. aten
 # native/IndexingUtils.h (expandTensors), native/cuda/Nonzero.cu, derivatives.yaml (masked_scatter, masked_fill).
 
 
@@ -212,7 +212,7 @@ def getitem(x: Tensor, key: Any) -> Tensor:
     """Return the rows of x that a mask of its first dimensions selects, by their places; else routing.getitem."""
     if not isinstance(key, Tensor) or key.dtype != bool_:
         return routing.getitem(x, key)
-    count = product(key.shape)
+    count = m.machine().kept or product(key.shape)
     places = _places(key, count)
     out = make("gather", (count, *x.shape[len(key.shape) :]), x.dtype, x, places)
     if wants(x):

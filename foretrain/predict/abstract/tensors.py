@@ -63,6 +63,7 @@ class Machine:
         self.again = False  # a checkpoint recomputes activations
         self.packing: list[Any] = []  # checkpoints that are open
         self.card = Card(cuda)
+        self.kept: int | None = None  # true elements of a mask, where the run knows
         self.t: Recorder  # where it is written
 
     @property

@@ -22,6 +22,7 @@ from foretrain.predict.estimate.kernel_buffers import (
 )
 from foretrain.predict.estimate.ranks import Buckets
 from foretrain.predict.estimate.simulated_run import granule_of
+from foretrain.predict.finetune.generation import Completions
 from foretrain.predict.finetune.optimizers import OPTIMIZERS
 from foretrain.predict.finetune.outside import Collected, Outside, formula_of, numbers
 from foretrain.predict.finetune.program import CompiledProgram, program_of
@@ -126,7 +127,7 @@ def estimated(facts: ModelFacts, tune: FineTune, gpu: Gpu) -> FineTuneLedger:
 # The order is that of transformers' Trainer (trainer.py): load, the batches of a step, each micro-batch, clipping, the
 # optimizer, evaluation. Sizes round up as PyTorch's CUDA allocator rounds them; a CPU's do not.
 
-PHASES = ("load", "prepare", "first_step", "steady_step", "evaluate", "save", "merge")
+PHASES = ("load", "prepare", "generate", "score", "first_step", "steady_step", "evaluate", "save", "merge")
 PAGED = 100_000  # elements from which on bitsandbytes pages a state (get_state_buffer)
 MICRO_BATCHES = 3  # that are written out, and three steps: then what the allocator reserves has settled
 
@@ -147,6 +148,7 @@ def symbols_of(facts: ModelFacts, tune: FineTune, gpu: Gpu, batch: int) -> dict[
         "kept": 0, "X": facts.n_expert, "M": facts.expert_width,
         "flash": sum(in_flash) if gpu.capability >= (8, 0) else 0,
         "split": sum(flash_split_bytes(batch, H, T, T, D, processors.number)), **sums,
+        **({"L": tune.completion_tokens} if tune.generates else {}),
         "cuBLAS": software.of("").cublas_workspace_bytes(gpu.capability) if cuda else 0,
         "L2": gpu.cache_bytes if cuda else 0,
     }  # fmt: skip
@@ -177,6 +179,7 @@ class SimulatedFineTuning(Remains):
         self.held: list[Tensor] = []  # the batch that was taken last
         self.prepares = tune.adapters or tune.references  # else the batches of the first step come with it
         self.paged_bytes = self.saved_bytes = 0
+        self.completions = Completions(self)
 
     # -- phases --------------------------------------------------------------------------------------------
 
@@ -188,6 +191,7 @@ class SimulatedFineTuning(Remains):
             self.outside.load()
             self.outside.prepare()
             self.precompute()
+            self.completions.start_vllm()
         if self.buckets.sizes:
             self.wrap()
         if self.zero:  # the fp32 copy, and what stage 3 has for good
@@ -251,8 +255,8 @@ class SimulatedFineTuning(Remains):
         tune = self.tune
         for size in (tune.batch_size, *([tune.eval_batch_size] if tune.evaluate else [])):
             if tune.precompute_reference and tune.references:
-                self.t.use(symbols_of(self.facts, tune, self.gpu, size))
-                batch, passage = self.batch(), self.passage(train=False, before=True)
+                self.t.use(self.symbols_for(size))
+                batch, passage = self.batch(), self.passage(train=False, before="reference")
                 self.keep(passage, *[self.t.play(passage, 0)] * 2)
                 self.t.free(*batch)
         self.t.use(self.symbols)
@@ -271,6 +275,8 @@ class SimulatedFineTuning(Remains):
         tune = self.tune
         if phase == "first_step" and not self.prepares:
             self.t.phase(phase)
+        if tune.generates:
+            self.completions.write(tune.generated, tune.batch_size)
         batches = [self.batch() for _ in range(min(MICRO_BATCHES, tune.grad_accum))]
         if not tune.preferences and not tune.scores:
             self.t.free(self.t.alloc("temporaries", self.t.size(9, "B", "T")))  # which of them count, and how many
@@ -339,12 +345,14 @@ class SimulatedFineTuning(Remains):
         """Batches of its own size, with the logits that are collected."""
         tune = self.tune
         self.t.phase("evaluate")
-        self.t.use(symbols_of(self.facts, tune, self.gpu, tune.eval_batch_size))
+        self.t.use(self.symbols_for(tune.eval_batch_size))
         most = tune.eval_accumulation_steps or tune.eval_batches
         letters, each = ("B", tune.scores or 1) if tune.scores or tune.whole else ("BTV", 1)
         collected = Collected(self.t, each * self.program.logit_bytes, most, tune.world, letters)
         before: list[Tensor] = []  # the last batch, until the next one was used
         for number in numbers(tune.eval_batches):
+            if tune.generates:
+                self.completions.write(tune.eval_batch_size, tune.eval_batch_size, phases=False)
             batch = self.batch()
             passage = self.passage(train=False)
             shift = self.t.play(passage, 0)
@@ -362,13 +370,18 @@ class SimulatedFineTuning(Remains):
 
     def batch(self) -> list[Tensor]:
         """Token ids, a mask and labels, of KTO twice; where all rows are one, positions, and each token's sample."""
-        count = 2 if self.tune.scores else 6 if self.tune.drifts else 3
+        count = 2 if self.tune.scores or self.tune.generates else 6 if self.tune.drifts else 3
         found = [self.t.alloc("batch", self.t.size(8, "B", "T")) for _ in range(count)]
         return [*found, self.t.alloc("batch", self.t.size(4, "B", "T"))] if self.tune.joined else found
 
     # -- parts ---------------------------------------------------------------------------------------------
 
-    def passage(self, *, train: bool, last: bool = False, before: bool = False) -> Passage:
+    def symbols_for(self, batch: int, tokens: int = 0) -> dict[str, int]:
+        """The letters of a batch of other samples, or of other lengths."""
+        tune = self.tune.model_copy(update={"seq_len": tokens}) if tokens else self.tune
+        return symbols_of(self.facts, tune, self.gpu, batch)
+
+    def passage(self, *, train: bool, last: bool = False, before: str = "") -> Passage:
         """A pass, without the workspaces that cuBLAS has from earlier ones; a later one adds to the gradients."""
         there, state = self._workspaces(), self.ranks.state(self.gradients, self.left, last=last, saving=train)
         first = train and self.outside.places.passes == 1

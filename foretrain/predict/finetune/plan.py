@@ -22,6 +22,7 @@ from foretrain.hardware.catalogue import Gpu
 from foretrain.hardware.devices import Context
 from foretrain.predict.energy import Prices
 from foretrain.predict.finetune import program as unsloth
+from foretrain.predict.finetune.generation import vllm_bytes
 from foretrain.predict.finetune.memory import FineTuneLedger, estimated
 from foretrain.predict.finetune.outside import BLOCK
 from foretrain.predict.finetune.program import DTYPES, has_flash_2, is_known, widens
@@ -132,8 +133,12 @@ def plan(
     if gpu.kind not in ("cuda", "cpu") or not gpu.is_trained_on:
         raise UserError("usage.finetune_needs_cuda", gpu=gpu.name)
     tune = resolved(source, tune, gpu)
+    check_generation(tune, gpu)
     room = None if gpu.memory_bytes is None else max(0, gpu.memory_bytes - used_by_others_bytes)
     answer = Answer.of(source, tune, gpu, room)
+    share, bits = vllm_bytes(tune, gpu), 4 if tune.method == "qlora" else 16
+    if share and share < (weights := answer.counts.n_params * bits // 8):
+        raise UserError("usage.vllm_share", share=share, gpu=gpu.name, weights=weights)
     bound = bound_of([tune.bound, *unplanned.values()])
     return FineTunePlan(
         name=source.name, where=source.where, facts=facts, config=None if facts else source.config, tune=tune, gpu=gpu,
@@ -215,7 +220,10 @@ def work_of(source: ModelSource, tune: FineTune, gpu: Gpu, room: int | None) -> 
 
 
 def _timing(source: ModelSource, tune: FineTune, gpu: Gpu, room: int | None, prices: Prices) -> Timing | None:
-    """That of a card; of a CPU, whose rates for these models nobody has measured, none."""
+    """That of a card; of a CPU, whose rates for these models nobody has measured, none; nor of generation that was
+    traced, which takes a few of its steps."""
+    if tune.generates and source.facts is None:
+        return None
     return timing(work_of(source, tune, gpu, room), prices) if gpu.kind == "cuda" else None
 
 
@@ -248,11 +256,25 @@ def resolved(source: ModelSource, tune: FineTune, gpu: Gpu) -> FineTune:
     return tune.model_copy(update={"dtype": dtype})
 
 
+def check_generation(tune: FineTune, gpu: Gpu) -> None:
+    """Raise UserError for what TRL's GRPOTrainer refuses, or has no room for."""
+    if not tune.generates:
+        return
+    if tune.completion_len >= tune.seq_len:
+        raise UserError("usage.grpo_lengths", completion=tune.completion_len, seq_len=tune.seq_len)
+    together = tune.world * tune.generated
+    if together % tune.num_generations:
+        raise UserError("usage.grpo_groups", rows=together, each=tune.num_generations)
+    if tune.vllm == "colocate" and gpu.kind != "cuda":
+        raise UserError("usage.vllm_card", gpu=gpu.name)
+
+
 # What is planned of models with an estimate alone, by option.
 ALONE: Mapping[str, Callable[[FineTune], bool]] = {
     "--liger": lambda tune: tune.liger,
     "--unsloth": lambda tune: tune.unsloth,
     "--load-in-8bit": lambda tune: tune.load_in_8bit,
+    "--vllm colocate": lambda tune: tune.generates and tune.vllm == "colocate",
 }
 
 
@@ -266,7 +288,7 @@ def _check_parts(facts: ModelFacts, tune: FineTune) -> None:
         raise UserError("usage.preferences_kernels", training=tune.training, option=option)
     if tune.batch_size < tune.least_batch:
         raise UserError("usage.kto_batch")
-    if (tune.references or tune.whole) and (tune.sharded or tune.zero_stage):
+    if (tune.references or tune.whole or tune.generates) and (tune.sharded or tune.zero_stage):
         raise not_planned(tune, f"training = {tune.training}")
     # The loss reads the head's weight, which nothing has gathered: accelerate finds no norm to gather it with.
     alone = not facts.tied and facts.model_type not in NORM_IN_HEAD
@@ -328,13 +350,7 @@ def notes_of(source: ModelSource, tune: FineTune, gpu: Gpu, others_bytes: int, a
         note("vision_frozen")
     if tune.compile and not is_known(facts, tune, gpu):
         note("finetune_compile")
-    if tune.preferences and tune.preferences.sequences > 1:
-        note("finetune_pairs", batch=tune.batch_size, rows=tune.sequences)
-    if tune.references:
-        once = "finetune_reference_precomputed" if tune.precompute_reference else "finetune_reference_adapters"
-        note("finetune_reference_copied" if tune.copies_reference else once)
-    if tune.drifts:
-        note("finetune_drift")
+    found += kind_notes(tune, gpu)
     if tune.joined and tune.attn != "flash_attention_2":
         _, tokens = tune.rows(tune.batch_size)
         note("packed_mask", tokens=tokens, size=tokens**2)
@@ -342,6 +358,31 @@ def notes_of(source: ModelSource, tune: FineTune, gpu: Gpu, others_bytes: int, a
     found += _liger_notes(facts, tune) if tune.liger else []
     found += unsloth.notes(facts, tune) if tune.unsloth else []
     return [*found, *four_bit_notes(ledger, tune), *expert_notes(facts, tune)]
+
+
+def kind_notes(tune: FineTune, gpu: Gpu) -> list[Note]:
+    """What TRL's trainers make of samples, beside a step."""
+    found: list[Note] = []
+
+    def note(id: str, **values: object) -> None:
+        found.append(Note(id=id, values=values))
+
+    if tune.preferences and tune.preferences.sequences > 1:
+        note("finetune_pairs", batch=tune.batch_size, rows=tune.sequences)
+    if tune.references:
+        once = "finetune_reference_precomputed" if tune.precompute_reference else "finetune_reference_adapters"
+        copied = "finetune_reference_generated" if tune.generates else "finetune_reference_copied"
+        note(copied if tune.copies_reference else once)
+    if tune.drifts:
+        note("finetune_drift")
+    if tune.generates:
+        prompt = tune.seq_len - tune.completion_tokens
+        note("finetune_generated", rows=tune.generated, prompt=prompt, completion=tune.completion_tokens)
+    if tune.generates and tune.vllm == "colocate":
+        note("finetune_vllm_colocate", size=vllm_bytes(tune, gpu))
+    elif tune.generates and tune.vllm == "server":
+        note("finetune_vllm_server")
+    return found
 
 
 def _liger_notes(facts: ModelFacts, tune: FineTune) -> list[Note]:

@@ -3,6 +3,7 @@
 The code that runs is model/hub/decoder.py. No torch.
 """
 
+import contextlib
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -64,11 +65,13 @@ def grouped_matmul(gpu: Gpu) -> str:
 
 
 def preferring(facts: ModelFacts, tune: FineTune) -> ModelFacts:
-    """A model as TRL's trainers of preferences have it: modules of dropout set to 0 (disable_dropout); with scores of
-    its own for a head, where it rewards or classifies."""
-    off = ("embedding_dropout", "residual_dropout", *(["attention_dropout"] if facts.model_type == "gpt2" else []))
+    """A model as TRL's trainers of preferences have it: modules of dropout set to 0 (disable_dropout), but for GRPO;
+    with scores of its own for a head, where it rewards or classifies."""
+    off: tuple[str, ...] = ()
+    if tune.preferences and not tune.generates:
+        off = "embedding_dropout", "residual_dropout", *(["attention_dropout"] if facts.model_type == "gpt2" else [])
     score = {"tied": False, "balanced": False} if tune.scores else {"balanced": False} if tune.whole else {}
-    return facts.model_copy(update={**score, **dict.fromkeys(off if tune.preferences else (), 0.0)})
+    return facts.model_copy(update={**score, **dict.fromkeys(off, 0.0)})
 
 
 class Lettered:
@@ -167,9 +170,10 @@ class Program:
         preferences = loader.load("foretrain.model.hub.preferences")
         scored = preferences.RewardModel if tune.rewards else preferences.Classifier
         compared = preferences.Policy if tune.references else preferences.Pair
+        compared = preferences.Group if tune.generates else compared
         kind = scored if tune.scores else compared if tune.preferences else decoder.Decoder
         modules.weights.set(self.dtype)
-        dropout = 0.0 if tune.preferences else tune.lora_dropout
+        dropout = 0.0 if tune.preferences and not tune.generates else tune.lora_dropout
         adapter = linear.Adapter(Dim(tune.lora_r, 1, ("r",)), dropout, self.wide, tune.method == "dora")
         bits = 4 if tune.method == "qlora" else 8
         packed = linear.Packed(self.low or self.dtype, self.dtype, tune.double_quant, bits, not tune.reentrant)
@@ -240,10 +244,11 @@ class Program:
         return symbols
 
     def structure(
-        self, symbols: dict[str, int], *, train: bool, state: State = FRESH, first: bool = False, before: bool = False
+        self, symbols: dict[str, int], *, train: bool, state: State = FRESH, first: bool = False, before: str = ""
     ) -> Structure:
         """Forward and, in training, backward pass of a micro-batch, for all layers; `state`: what it finds; `first`: it
-        is the run's first; `before`: the reference's, before the training."""
+        is the run's first; `before`: of another pass than that of a step, whose: "reference", "again" of the model that
+        wrote a completion, "prompt" of generation."""
         asked = (*symbols.items(), train, state, first, before)
         while asked not in self._structures:
             given = partial(self.recorder, symbols, train=train, first=first, before=before)
@@ -257,7 +262,7 @@ class Program:
         return self._structures[asked]
 
     def recorder(
-        self, symbols: dict[str, int], state: State = FRESH, *, train: bool, first: bool = False, before: bool = False
+        self, symbols: dict[str, int], state: State = FRESH, *, train: bool, first: bool = False, before: str = ""
     ) -> Recorder:
         """The pass of the layers that are run; one that was run before is that one."""
         first = first and self.tune.offloads
@@ -267,7 +272,7 @@ class Program:
         return self._recorders[asked]
 
     def _recorded(
-        self, symbols: dict[str, int], state: State, *, train: bool, first: bool, before: bool = False
+        self, symbols: dict[str, int], state: State, *, train: bool, first: bool, before: str = ""
     ) -> Recorder:
         model = self._built(self.run[0])
         model.first_pass = first
@@ -276,33 +281,16 @@ class Program:
         t = machine.t = Recorder(symbols)
         modules.name_operations(model)
         self.ranks.wrap(model, machine)
-        model.train(train)
+        model.train(train or (self.tune.generates and bool(before)))
         machine.grad = train
         self.ranks.begin(t, state, saving=train)
         shape = (Dim(symbols["B"], 1, ("B",)), Dim(symbols["T"], 1, ("T",)))
         shapes = shape, shape[:1] if self.tune.scores else shape
         idx, labels = (m.Tensor(each, m.contiguous_strides(each), m.int64, None) for each in shapes)
-        others: Any = None
-        if self.tune.drifts:
-            preferences = programs.load("foretrain.model.hub.preferences")
-            others = preferences.Others(idx, labels, m.Tensor(shape[:1], (1,), m.int64, None))
+        if self.tune.generates and self.cuda:
+            machine.kept = Dim(symbols["B"] * symbols["L"], 1, ("B", "L"))
         with m.running(machine):
-            if before:
-                model.before(idx, labels, machine.autocast, others)
-                loss: Any = None
-            elif self.tune.whole:
-                odds, predicts = self.tune.training == "orpo", self.tune.training != "simpo"
-                loss = model.compared(idx, labels, machine.autocast, odds=odds, predicts=predicts)
-            elif self.tune.references:
-                reference = not self.tune.precompute_reference
-                loss = model.compared(idx, labels, machine.autocast, reference=reference, others=others)
-            else:
-                with machine.autocast():
-                    found = model(idx, labels)
-                    loss, *outputs = found if isinstance(found, tuple) else (found,)
-                    if self.low:  # accelerate's convert_outputs_to_fp32
-                        outputs = [each.float() for each in outputs]
-                    del found
+            loss, held = self._run_forward(model, machine, idx, labels, before)
             t.split = len(t.events)
             if train:
                 root = [loss]
@@ -313,9 +301,54 @@ class Program:
                 del loss
                 t.split = len(t.events)
             t.ended = True
+        del held
         for parameter in model.parameters():
             parameter.grad = None
         return t
+
+    def _run_forward(self, model: Any, machine: Any, idx: Any, labels: Any, before: str) -> tuple[Any, Any]:
+        """The loss, or what stands for it in another pass, and what is held beside it."""
+        tune, others = self.tune, None
+        if tune.generates:
+            return self._run_generating(model, machine, idx, labels, before)
+        if tune.drifts:
+            preferences = programs.load("foretrain.model.hub.preferences")
+            others = preferences.Others(idx, labels, m.Tensor(idx.shape[:1], (1,), m.int64, None))
+        if before:
+            model.before(idx, labels, machine.autocast, others)
+            return None, None
+        if tune.whole:
+            odds, predicts = tune.training == "orpo", tune.training != "simpo"
+            return model.compared(idx, labels, machine.autocast, odds=odds, predicts=predicts), None
+        if tune.references:
+            reference = not tune.precompute_reference
+            return model.compared(idx, labels, machine.autocast, reference=reference, others=others), None
+        with machine.autocast():
+            found = model(idx, labels)
+            loss, *outputs = found if isinstance(found, tuple) else (found,)
+            del found
+            if self.low:  # accelerate's convert_outputs_to_fp32
+                outputs = [each.float() for each in outputs]
+        return loss, outputs
+
+    def _run_generating(self, model: Any, machine: Any, idx: Any, mask: Any, before: str) -> tuple[Any, Any]:
+        """The same of GRPO, whose step gets numbers that the passes before it made."""
+        tune, length = self.tune, machine.t.symbols["L"]
+        if before == "prompt":
+            with contextlib.nullcontext() if tune.adapters else machine.autocast():
+                cache = model.begun(idx)
+            for part in (part for layer in cache for part in layer):
+                made = machine.t.allocated[part.storage.serial]
+                machine.t.allocated[part.storage.serial] = made._replace(component="kv_cache")
+            return None, cache
+        if before:
+            return model.scored(idx, mask, length, machine.autocast, reference=before == "reference"), None
+        sizes = (idx.shape[0], length), (idx.shape[0], 1)
+        numbers, advantages = (m.Tensor(each, m.contiguous_strides(each), float32, None) for each in sizes)
+        old, reference = (numbers if on else None for on in (tune.scores_again, tune.references))
+        written = programs.load("foretrain.model.hub.preferences").Written
+        given = written(mask, advantages, length, old, reference)
+        return model.learned(idx, given, machine.autocast, tune.beta), None
 
     def trained(self) -> dict[str, Parameter]:
         """The parameters that get a gradient."""
@@ -345,9 +378,11 @@ def attention_kernel(facts: ModelFacts, tune: FineTune, gpu: Gpu, learns: bool) 
     return kernel(gpu.capability, call, WITH_CUDNN if prefers_cudnn(gpu.capability) else USUAL) or "math"
 
 
-def kernels_of(program: Program, symbols: dict[str, int], *, compiled: bool) -> Iterator[tuple[Kernel, int]]:
-    """Each kernel, and how often it runs in all layers; `compiled`: as Inductor fuses them."""
-    recorder = program.recorder(symbols, train=True)
+def kernels_of(
+    program: Program, symbols: dict[str, int], *, compiled: bool = False, before: str = ""
+) -> Iterator[tuple[Kernel, int]]:
+    """Each kernel, and how often it runs in all layers; `compiled`: as Inductor fuses them; `before`: Program's."""
+    recorder = program.recorder(symbols, train=not before, before=before)
     found = recorder.kernels
     if compiled:
         found = fused(found, {serial for _, serial, _ in recorder.taken}, 1)
@@ -476,7 +511,7 @@ class CompiledProgram(Program):
         return first_walk(t, structure.sized(t), structure, there, cuda=self.cuda).backward()
 
     def _recorded(
-        self, symbols: dict[str, int], state: State, *, train: bool, first: bool, before: bool = False
+        self, symbols: dict[str, int], state: State, *, train: bool, first: bool, before: str = ""
     ) -> Recorder:
         if not train:
             return super()._recorded(symbols, state, train=train, first=first, before=before)

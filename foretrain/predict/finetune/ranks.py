@@ -75,9 +75,17 @@ def sharing_of(tune: FineTune, cards: Cluster) -> Sharing:
     return Sharing(tune.way, cards.world, cards.per_node, bucket_view=False, syncs_each=each)
 
 
+VLLM_BYTES = (1 << 29, 1 << 31)  # of CUDA graphs, expected and at most: its logs say 0.2 to 2 GiB; not measured here
+
+
 def context_of(tune: FineTune, gpu: Gpu) -> Context:
-    """Return what a rank takes on its card beside the allocator: the CUDA context, and NCCL's own memory."""
-    return context_beside(cards_of(tune, gpu), tune.way, gpu)
+    """Return what a rank takes on its card beside the allocator: the CUDA context, NCCL's own memory, and vLLM's CUDA
+    graphs, which are beside the share that it was given."""
+    found = context_beside(cards_of(tune, gpu), tune.way, gpu)
+    if not tune.generates or tune.vllm != "colocate":
+        return found
+    more = {"expected_bytes": found.expected_bytes + VLLM_BYTES[0], "high_bytes": found.high_bytes + VLLM_BYTES[1]}
+    return found.model_copy(update=more)
 
 
 class Shards(FullyShard):

@@ -5,7 +5,7 @@ Bytes and FLOPs come from the kernels that the model's own code runs (program.py
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from foretrain.config.finetune.options import FineTune, Optim
@@ -14,6 +14,7 @@ from foretrain.hardware.catalogue import Dtype, Gpu
 from foretrain.predict.abstract.dims import Kernel
 from foretrain.predict.abstract.passage import OUTSIDE
 from foretrain.predict.energy import Prices, spending
+from foretrain.predict.finetune.generation import GenerationWork
 from foretrain.predict.finetune.memory import MICRO_BATCHES, symbols_of
 from foretrain.predict.finetune.optimizers import TRAFFIC
 from foretrain.predict.finetune.program import Program, kernels_of
@@ -46,10 +47,16 @@ class StepWork:
         symbols |= dict.fromkeys(("flash", "split", "sums1", "sums2", "sums3", "sums4"), 0)
         self.outside: list[Operation] = []  # of no layer
         self.micro = list(self._operations(symbols))
+        self.symbols = symbols
 
     @property
     def model_flops(self) -> int:
         return model_flops(self.program.facts, self.tune, self.gpu)
+
+    @cached_property
+    def generation(self) -> GenerationWork | None:
+        """What a step takes to write what it learns from."""
+        return GenerationWork(self) if self.tune.generates else None
 
     def waits_s(self, rates: Rates, work_s: float, host_s: float) -> tuple[float, float, float]:
         """Seconds that several cards wait for one another in a step: low, expected, high."""
@@ -67,9 +74,13 @@ class StepWork:
         each = LAUNCHES.get(self.tune.optim, 0) * sum(op.name == "optimizer" for op in kernels)
         return FUSED_LAUNCHES + each, each > 0
 
-    def _operations(self, symbols: dict[str, int]) -> Iterator[Operation]:
+    def before(self, name: str, symbols: dict[str, int] | None = None) -> list[Operation]:
+        """What another pass runs: Program.structure's `before`."""
+        return list(self._operations(self.symbols | (symbols or {}), name))
+
+    def _operations(self, symbols: dict[str, int], before: str = "") -> Iterator[Operation]:
         half = _half(self.tune)
-        for kernel, runs in kernels_of(self.program, symbols, compiled=self.tune.compile):
+        for kernel, runs in kernels_of(self.program, symbols, compiled=self.tune.compile and not before, before=before):
             found = _operation(kernel, runs, half)
             if found.nbytes:  # on tensors without elements PyTorch runs none: what Phi-3 does not rotate
                 self.outside += [found] if kernel.layer == OUTSIDE else []
@@ -205,12 +216,15 @@ def step_s(work: StepWork) -> tuple[Range, int] | None:
     host_s = launches * rates.launch_s(compiled=tune.compile) + rates.python_s
 
     update_s = _optimizer_s(work, rates)
+    written = work.generation
 
     def time_s(slower: float, host: float) -> float:
         micro_s = max(slower * work_s, host * host_s)
-        return tune.grad_accum * micro_s + slower * (sums_s + TRAINER_S) + update_s(slower, host)
+        own_s = tune.grad_accum * micro_s + slower * (sums_s + TRAINER_S) + update_s(slower, host)
+        return own_s + (sum(written.time_s(rates, slower, host)) if written else 0.0)
 
-    found, counted = range_between(time_s, gpu, as_nanogpt=False), tune.world * tune.grad_accum * flops(work.micro)
+    found = range_between(time_s, gpu, as_nanogpt=False)
+    counted = tune.world * (tune.grad_accum * flops(work.micro) + (written.flops if written else 0))
     low, expected, high = work.waits_s(rates, work_s, host_s)
     found = Range(low_s=found.low_s + low, expected_s=found.expected_s + expected, high_s=found.high_s + high)
     return found, counted
@@ -254,12 +268,12 @@ def model_flops(facts: ModelFacts, tune: FineTune, gpu: Gpu) -> int:
 
 
 @lru_cache(maxsize=MOST_KEPT)
-def _counted(facts: str, tune: str, gpu: str, forward_passes: int) -> int:
+def _counted(facts: str, tune: str, gpu: str, forward_passes: float) -> int:
     work = StepWork(
         ModelFacts.model_validate_json(facts), FineTune.model_validate_json(tune), Gpu.model_validate_json(gpu)
     )
     more = forward_passes * flops([op for op in work.micro if op.part == "forward"])
-    return _made_once(work.micro) + more
+    return _made_once(work.micro) + round(more)
 
 
 def _made_once(operations: list[Operation]) -> int:
@@ -275,7 +289,11 @@ def timing(work: StepWork, prices: Prices = PRICES) -> Timing | None:
     if found is None:
         return None
     each, counted = found
-    return _timing(work.tune, work.gpu, prices, each, (work.model_flops, counted))
+    made = _timing(work.tune, work.gpu, prices, each, (work.model_flops, counted))
+    rates = rates_for(work.tune, work.gpu)
+    if work.generation is None or rates is None:
+        return made
+    return made.model_copy(update={"generation_s": work.generation.time_s(rates, 1.0, 1.0)[0]})
 
 
 def logged(work: StepWork, seconds: float, prices: Prices = PRICES) -> Timing:

@@ -26,10 +26,10 @@ GROUPS = {
     "measuring": "temporaries", "batch": "temporaries",
     "overhead": "overhead", "activations": "activations", "buffers": "weights", "rounding": "temporaries",
     "adapters": "weights", "reference": "weights", "buckets": "gradients",
-    "gathered": "weight_copies", "exchanged": "temporaries",
+    "gathered": "weight_copies", "exchanged": "temporaries", "kv_cache": "activations", "vllm": "vllm",
 }  # fmt: skip
 GROUP_ORDER = (
-    "weights", "gradients", "optimizer", "weight_copies", "activations", "logits", "temporaries", "overhead"
+    "weights", "gradients", "optimizer", "weight_copies", "activations", "logits", "temporaries", "vllm", "overhead"
 )  # fmt: skip
 
 TONES = {

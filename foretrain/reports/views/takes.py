@@ -95,6 +95,8 @@ def _rates(plan: FineTunePlan, timing: Timing) -> list[str]:
     known = [
         Message(f"finetune.{name}", {"share": share}).text() for name, share in shares.items() if share is not None
     ]
+    if timing.generation_s:
+        known.insert(0, Message("finetune.generation", {"duration": timing.generation_s}).text())
     return [Message("finetune.line_speed", {"tokens": timing.tokens_per_s}).text(), *known]
 
 
@@ -145,6 +147,8 @@ def _step_rows(plan: Trained, timing: Timing) -> Rows:
     rows.append((Message("row.throughput"), Message("value.throughput", {"tokens_per_s": timing.tokens_per_s})))
     if isinstance(plan, ClusterPlan):
         return [*rows, *([(Message("cluster.row.mfu"), Quantity(timing.mfu, "percent"))] if timing.mfu else [])]
+    if timing.generation_s is not None:
+        rows.append((Message("row.generation"), Quantity(timing.generation_s, "duration")))
     if isinstance(plan, Plan):
         return [*rows, (Message("row.mfu"), _mfu(timing, plan.gpu, plan.dtype))]
     rows.append((Message("row.mfu"), _share("finetune.mfu_flops", timing.flops_per_step, timing.mfu)))

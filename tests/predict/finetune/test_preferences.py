@@ -14,7 +14,6 @@ from foretrain.advice.finetune import advise as advise_plan
 from foretrain.base.errors import UserError
 from foretrain.config.finetune.options import FineTune
 from foretrain.config.finetune.read import read_finetune
-from foretrain.config.hub.facts import ModelFacts
 from foretrain.config.hub.families import FAMILIES
 from foretrain.config.hub.source import facts_of, find_source
 from foretrain.hardware.catalogue import find_gpu
@@ -37,7 +36,7 @@ from trl.trainer.reward_trainer import RewardTrainer
 from tests.kit import finetune_proof as proof
 from tests.kit.finetune import small
 from tests.kit.finetune_traces import CONFIGS, agree_in_all_phases, built_config, built_config_of
-from tests.kit.trainers import SIZES
+from tests.kit.trainers import SIZES, Runnable
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*checkpointing. is deprecated:FutureWarning")
 
@@ -63,17 +62,6 @@ WAYS: dict[str, dict[str, Any]] = {
 def planned(name: str = "llama-3.2-1b", **options: Any) -> FineTunePlan:
     tune = FineTune.model_validate({"dtype": "bfloat16", "seq_len": 512, "batch_size": 2, **REWARD, **options})
     return plan(find_source(name), tune, find_gpu("RTX 4090"))
-
-
-class Runnable:
-    """Facts that the model runs on real tensors."""
-
-    def __init__(self, facts: ModelFacts, scores: int = 0) -> None:
-        self._facts, self.written_attention, self.padded, self.groups = facts, False, False, facts.groups
-        self.scores = scores
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._facts, name)
 
 
 def test_rewards_are_those_of_transformers_and_the_loss_trls() -> None:

@@ -13,7 +13,7 @@ from foretrain.config.finetune.formats.format import (
     training,
     training_arguments,
 )
-from foretrain.config.finetune.options import PREFERENCES
+from foretrain.config.finetune.options import PREFERENCES, PROMPT_LEN
 from foretrain.config.finetune.table import Table, known_keys
 
 
@@ -26,7 +26,7 @@ def read(table: Table, text: str) -> None:
     training_arguments(table)
     if "amp" not in found.values or (table.keys.get("bf16") is None and not table.flag("fp16")):
         precision(table, bf16=not table.flag("fp16"), fp16=table.flag("fp16"))  # bf16 unless fp16 is asked for
-    if found.origins.get("seq_len") != "max_completion_length":
+    if not generation(table):
         table.put("seq_len", "max_length", "max_seq_length")
     _packing(table)
     table.put("dtype", "dtype", "torch_dtype")
@@ -75,18 +75,39 @@ def preferences(table: Table) -> None:
     if losses != {"dft"}:
         table.take("loss_type")
     kind = PREFERENCES.get(table.found.values.get("training", ""))
-    if kind and not table.flag("disable_dropout", default=True):
-        table.unplanned("disable_dropout", False, bound="at_least")
+    if kind and table.flag("disable_dropout", default=not kind.generates) == kind.generates:
+        table.unplanned("disable_dropout", kind.generates, bound="at_most" if kind.generates else "at_least")
+    if kind and (kind.reference or kind.generates) and table.flag("sync_ref_model"):
+        table.unplanned("sync_ref_model", True, bound="at_least")
     if kind and kind.reference:
         table.put("precompute_reference", "precompute_ref_log_probs")
-        if table.flag("sync_ref_model"):
-            table.unplanned("sync_ref_model", True, bound="at_least")
-    if table.found.values.get("training") in ("grpo", "rloo"):
-        length = [
-            table.take(key, default) for key, default in (("max_prompt_length", 0), ("max_completion_length", 256))
-        ]
-        if all(isinstance(each, int) for each in length):
-            table.give("seq_len", sum(length), "max_completion_length")
+
+
+def generation(table: Table) -> bool:
+    """How the completions of GRPO and RLOO are generated; whether there are any. Prompts are as long as the data's,
+    which no key says since TRL 0.28."""
+    values = table.found.values
+    if values.get("training") not in ("grpo", "rloo"):
+        return False
+    length = [table.take(key, default) for key, default in (("max_prompt_length", PROMPT_LEN), (_LENGTH, 512))]
+    if all(type(each) is int for each in length):
+        table.give("completion_len", length[1], _LENGTH)
+        table.give("seq_len", sum(length), _LENGTH)
+    for option in ("num_generations", "steps_per_generation", "num_iterations", "beta"):
+        table.put(option, option)
+    together, batch = table.take("generation_batch_size"), values.get("batch_size", 8)
+    if type(together) is int and together % batch == 0 and table.found.cards <= 1:
+        table.give("steps_per_generation", together // batch, "generation_batch_size")
+    elif together is not None:
+        table.unplanned("generation_batch_size", together)
+    if table.flag("use_vllm"):
+        key = "vllm_mode" if "vllm_mode" in table.keys else "use_vllm"
+        table.give("vllm", table.word("vllm_mode", "colocate"), key)
+        table.put("vllm_memory", "vllm_gpu_memory_utilization")
+        table.put("vllm_sleep", "vllm_enable_sleep_mode")
+        if not table.flag("vllm_importance_sampling_correction", default=True):
+            table.unplanned("vllm_importance_sampling_correction", False, bound="at_most")
+    return True
 
 
 def _packing(table: Table) -> None:
@@ -100,10 +121,11 @@ def _packing(table: Table) -> None:
         table.put("packing", "packing")
 
 
+_LENGTH = "max_completion_length"
 _DPO = frozenset(("sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot",
     "aot_pair", "aot_unpaired", "discopop", "apo_zero", "apo_down", "sigmoid_norm"))  # fmt: skip
 _TRAININGS = {
-    "grpo": {"num_generations", "reward_funcs", "max_completion_length", "reward_weights", "num_iterations"},
+    "grpo": {"num_generations", "reward_funcs", _LENGTH, "reward_weights", "num_iterations"},
     "rloo": {"rloo_k"}, "ppo": {"reward_model_path", "sft_model_path", "num_ppo_epochs", "value_model"},
     "kto": {"desirable_weight", "undesirable_weight"}, "simpo": {"simpo_gamma"},
     "distillation": {"teacher_model_name_or_path", "lmbda"},

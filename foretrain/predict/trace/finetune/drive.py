@@ -153,7 +153,8 @@ class Batch:
         self.tracer, self.done = tracer, 0
         self.events = tracer.record.events[start:]
         made = {event for event in self.events if event >= 0}
-        given = {tracer.id_of(value): name for name, value in inputs.items() if isinstance(value, Tensor)}
+        named = inputs if isinstance(inputs, Mapping) else {}  # GRPO's are prompts
+        given = {tracer.id_of(value): name for name, value in named.items() if isinstance(value, Tensor)}
         kept = [tensor for tensor in tree_leaves(results) if isinstance(tensor, Tensor)]
         self.kept = sorted({id for tensor in kept if (id := tracer.id_of(tensor)) in made and id is not None})
         self.results = tree_map_only(Tensor, lambda tensor: Place.of(tensor, tracer.id_of(tensor), given), results)

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import Field
 
 from foretrain.base.records import Note, Record
-from foretrain.config.finetune.options import FineTune
+from foretrain.config.finetune.options import OF_GENERATION, FineTune
 from foretrain.config.hub.facts import ModelSource
 from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.allocator.replay import Death, Tried
@@ -60,6 +60,9 @@ class FineTuneRequest:
             change |= {name: getattr(default, name) for name in EVALUATION}
         elif not tune.keeps_logits:
             change |= {"eval_batches": min(EVALUATED, tune.eval_batches), "eval_accumulation_steps": 0}
+        if tune.generates:  # a trace makes old log-probabilities where there are iterations
+            change |= {"num_iterations": 1 + tune.scores_again, "beta": float(tune.beta > 0)}
+            change |= {"steps_per_generation": tune.micro_batches_generated, "num_generations": 2}
         if not tune.adapters:
             change |= {name: getattr(default, name) for name in FineTune.model_fields if name.startswith("lora_")}
         if tune.method != "qlora":
@@ -77,7 +80,10 @@ class FineTuneRequest:
 
     def job(self) -> dict[str, Any]:
         tune = self.normal_tune()
-        optional = {"training": tune.preferences or tune.scores, "labels": tune.scores}
+        optional = {
+            **dict.fromkeys(OF_GENERATION, tune.generates), "training": tune.preferences or tune.scores,
+            "labels": tune.scores,
+        }  # fmt: skip
         return {
             "by": "foretrain.predict.trace.finetune.drive", "config": self.source.config, "compiled": self.tune.compile,
             "tune": tune.model_dump(mode="json", exclude={name for name, decides in optional.items() if not decides}),

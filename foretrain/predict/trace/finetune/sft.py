@@ -7,7 +7,8 @@ Only the kernels are left out.
 import importlib
 import importlib.util
 import sys
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -17,9 +18,13 @@ import torch
 import trl.trainer.utils
 from datasets import Dataset
 from tokenizers import Tokenizer, models
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
 from transformers import PreTrainedTokenizerFast, Trainer
 from trl.trainer.dpo_config import DPOConfig
 from trl.trainer.dpo_trainer import DPOTrainer
+from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.kto_config import KTOConfig
 from trl.trainer.kto_trainer import KTOTrainer
 from trl.trainer.reward_config import RewardConfig
@@ -54,19 +59,115 @@ class MarkingTrl(Marking):
         return dataset
 
 
+MOST_STEPS = 16  # of generation that are run: of more tokens each step stands for several
+
+
+class MarkingGrpo(MarkingTrl):
+    """GRPO, whose completions all have their full length. Each step of the optimizer begins with generation."""
+
+    def _tokenize_prompts(self, prompts: list[Any]) -> Any:
+        tune = self.run.tune
+        return [[0] * (tune.seq_len - tune.completion_tokens) for _ in prompts], None, {}
+
+    def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        trainer: Any = self
+        tune = self.run.tune
+        completions = [[0] * tune.completion_tokens for _ in prompt_ids]
+        parent: Any = super()
+        self._enter("generate")
+        if not trainer.use_vllm:  # whose memory is beside PyTorch's
+            with _leaping(trainer, tune.completion_tokens):
+                parent._generate_single_turn(prompt_ids, *args, **kwargs)
+        if tune.references or tune.num_iterations > 1:
+            self._enter("score")
+        return completions, [[0.0] * tune.completion_tokens for _ in prompt_ids] if trainer.use_vllm else None
+
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        """Return the inputs with masks whose values the trace knows: no order of rows is drawn."""
+        parent: Any = super()
+        with Patches() as patches:
+            code = sys.modules[GRPOTrainer.__module__]
+            patches.set(code, "pad", self._pad)
+            patches.set(code, "shuffle_sequence_dict", partial(tree_map_only, Tensor, torch.clone))
+            return parent._prepare_inputs(inputs)
+
+    def _pad(self, tensors: list[Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        """Return the tensors of a batch as one: a mask has zeros where the run is padded, as that of other batches."""
+        made = torch.zeros if self.run.tune.padded else torch.ones
+        return made((len(tensors), max(map(len, tensors))), dtype=tensors[0].dtype)
+
+    def _enter(self, phase: str) -> None:
+        trainer: Any = self
+        if trainer.model.training:
+            self.run.tracer.enter(phase)
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        """Mark what runs. Old log-probabilities are made where the whole run makes them, whose step has more."""
+        parent: Any = super()
+        trainer: Any = self
+        args, accumulation = trainer.args, trainer.args.gradient_accumulation_steps
+        args.gradient_accumulation_steps = args.steps_per_generation + (self.run.tune.num_iterations > 1)
+        tracer, ranges = self.run.tracer, {*self.run.tracer.ranges}
+        with tracer.values.unnoted():  # lengths are the run's
+            found = parent._generate_and_score_completions(inputs)
+        tracer.ranges.intersection_update(ranges)
+        args.gradient_accumulation_steps = accumulation
+        self._enter("steady_step" if trainer.state.global_step else "first_step")
+        return found
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        found = super().training_step(*args, **kwargs)
+        trainer: Any = self
+        trainer._step %= trainer.args.gradient_accumulation_steps
+        return found
+
+
+def _more_of(cached: Tensor, tokens: int) -> Tensor:
+    rows, heads, _, width = cached.shape
+    return cached.new_empty((rows, heads, 1, width)).expand(-1, -1, tokens, -1)
+
+
+@contextmanager
+def _leaping(trainer: Any, tokens: int) -> Iterator[None]:
+    """Within it generation takes at most MOST_STEPS steps, between which the cache grows by what is left out."""
+    steps = tokens if tokens <= MOST_STEPS else MOST_STEPS // 2 + 1
+    left, model = tokens - steps, trainer.accelerator.unwrap_model(trainer.model)
+    model = model.get_base_model() if hasattr(model, "get_base_model") else model
+    leaps = [left // (steps - 1) + (i < left % (steps - 1)) for i in range(steps - 1)] if left else []
+    own = model._update_model_kwargs_for_generation
+
+    def update(outputs: Any, kwargs: dict[str, Any], *args: Any, **more: Any) -> dict[str, Any]:
+        found = own(outputs, kwargs, *args, **more)
+        count = leaps.pop(0) if leaps else 0
+        for layer in found["past_key_values"].layers if count else ():
+            if getattr(layer, "keys", None) is not None:
+                layer.update(*(_more_of(each, count) for each in (layer.keys, layer.values)))
+        mask = found.get("attention_mask")
+        if count and mask is not None:  # which there is where prompts are padded
+            found["attention_mask"] = torch.cat([mask, mask.new_ones((mask.shape[0], count))], dim=-1)
+        return found
+
+    with Patches() as patches:
+        if leaps:
+            patches.set(model, "_update_model_kwargs_for_generation", update)
+        patches.set(trainer.generation_config, "max_new_tokens", steps)
+        yield
+
+
 class _Kind(NamedTuple):
     trainer: Any
     config: Any
     columns: tuple[str, ...]
 
 
-def _marked(kind: type[Trainer]) -> Any:
-    return type(f"Marked{kind.__name__}", (MarkingTrl, kind), {})
+def _marked(kind: type[Trainer], marking: type[MarkingTrl] = MarkingTrl) -> Any:
+    return type(f"Marked{kind.__name__}", (marking, kind), {})
 
 
 KINDS = {
     "reward": _Kind(_marked(RewardTrainer), RewardConfig, ("chosen_ids", "rejected_ids")),
     "dpo": _Kind(_marked(DPOTrainer), DPOConfig, ("prompt_ids", "chosen_ids", "rejected_ids")),
+    "grpo": _Kind(_marked(GRPOTrainer, MarkingGrpo), GRPOConfig, ("prompt",)),
     "kto": _Kind(_marked(KTOTrainer), KTOConfig, ("prompt_ids", "completion_ids", "KL_completion_ids", "label")),
 }
 
@@ -129,11 +230,16 @@ def trainer(run: Run, model: Any, folder: str) -> Trainer:
     kind = KINDS.get(tune.training, SFT)
     if tune.whole:
         kind = _experimental("ORPO" if tune.training == "orpo" else "CPO")
-    train, evaluate = (Samples.from_dict({name: [[0]] * count for name in kind.columns}) for count in run.samples)
-    own = {"dataset_kwargs": {"skip_prepare_dataset": True}, "packing": joined} if kind is SFT else {}
+    least = tune.generated if tune.generates else 0
+    train, evaluate = (
+        Samples.from_dict({name: [[0]] * max(count, least) for name in kind.columns}) for count in run.samples
+    )
+    own: dict[str, Any] = {"dataset_kwargs": {"skip_prepare_dataset": True}, "packing": joined} if kind is SFT else {}
     reference: dict[str, Any] = {}
     if tune.training == "simpo":
         own |= {"loss_type": "simpo", "cpo_alpha": 0.0}
+    if tune.generates:
+        return _generating(run, model, folder, train, evaluate)
     if tune.references:
         own["precompute_ref_log_probs"] = tune.precompute_reference
     if tune.copies_reference:  # which TRL loads in the same way
@@ -154,6 +260,37 @@ def trainer(run: Run, model: Any, folder: str) -> Trainer:
         run.tracer.tag(weight, "reference", name)
     found.run = run
     return found
+
+
+def _generating(run: Run, model: Any, folder: str, train: Dataset, evaluate: Dataset) -> Trainer:
+    tune, length = run.tune, run.tune.seq_len - 1
+    for rows in (tune.batch_size, tune.eval_batch_size):  # tokens whose log-probabilities are made
+        run.tracer.choices.told[rows * length] = rows * tune.completion_tokens
+    given = run.common(
+        folder, GRPOConfig, num_generations=tune.generated, num_generations_eval=tune.eval_batch_size, beta=tune.beta,
+        max_completion_length=tune.completion_tokens, steps_per_generation=tune.micro_batches_generated,
+    )  # fmt: skip
+    reference = None
+    if tune.copies_reference:
+        reference = loaded(run.written, tune, run.device)
+        run.names.learn(reference)
+        for name, weight in reference.named_parameters():
+            run.tracer.tag(weight, "reference", name)
+    with Patches() as patches:
+        code = sys.modules[GRPOTrainer.__module__]
+        patches.set(code, "create_model_from_path", lambda *args, **kwargs: reference)
+        found = KINDS["grpo"].trainer(
+            model=model, train_dataset=train, eval_dataset=evaluate, processing_class=_tokenizer(),
+            reward_funcs=_reward, peft_config=adapter_config(tune) if tune.adapters else None,
+            args=given["args"], callbacks=given["callbacks"],
+        )  # fmt: skip
+    found.use_vllm = tune.vllm != "no"
+    found.run = run
+    return found
+
+
+def _reward(completions: list[str], **kwargs: Any) -> list[float]:
+    return [0.0] * len(completions)
 
 
 def _packed(run: Run, samples: list[Any]) -> dict[str, Any]:

@@ -200,6 +200,13 @@ class Values:
         finally:
             self._planned = before
 
+    @contextlib.contextmanager
+    def unnoted(self) -> Iterator[None]:
+        """Within it nothing is noted: what decides there is known."""
+        before = {what: dict(places) for what, places in self._places.items()}
+        yield
+        self._places = before
+
     def _note(self, what: str, frame: FrameType | None, *, too_low: bool) -> None:
         if frame is not None and not frame.f_code.co_filename.endswith(HARMLESS):
             self._places.setdefault((what, too_low), {}).setdefault(_place(frame))
@@ -308,6 +315,8 @@ def _rule(func: Any) -> Rule | None:
         return lambda values, args, kwargs, out: _masked(values, args)
     if name == "sum":
         return lambda values, args, kwargs, out: _summed(values, args, out)
+    if name == "cat":
+        return lambda values, args, kwargs, out: _joined(values, args[0])
     return None
 
 
@@ -367,6 +376,11 @@ def _passed_on(values: Values, name: str, args: tuple[Any, ...]) -> Known | None
 def _masked(values: Values, args: tuple[Any, ...]) -> Known | None:
     mask = values.of(args[1])
     return values.of(args[2] if mask.value else args[0]) if mask.certain else None
+
+
+def _joined(values: Values, parts: Any) -> Known | None:
+    known = {values.of(part) for part in parts}
+    return _certainly(known.pop()) if len(known) == 1 else None
 
 
 def _summed(values: Values, args: tuple[Any, ...], out: Tensor) -> Known | None:

@@ -39,8 +39,7 @@ from foretrain.web.answers import SCHEMA, Made, answered
 from foretrain.web.form import Form, line_of
 from foretrain.web.guard import App, Guard, Receive, Scope, Send
 from foretrain.web.language import Speaking
-from foretrain.web.observe import ObservedRun, said_of
-from foretrain.web.runs import Runs, row
+from foretrain.web.runs import ObservedRun, Runs, row, said_of
 
 
 def made(chosen: Sequence[tuple[str, ObservedRun | None]]) -> dict[str, Any]:

@@ -38,8 +38,7 @@ from foretrain.predict.largest import Largest
 from foretrain.predict.plan import Plan
 from foretrain.predict.ranks import ClusterPlan
 from foretrain.predict.smallest import SmallestCard
-from foretrain.runs.record import KINDS, TrainedRun, WatchedRun
-from foretrain.runs.scores import Evaluation, Scores
+from foretrain.runs.record import KINDS, Evaluation, Scores, TrainedRun, WatchedRun
 from foretrain.runs.state import UNSAID, Label
 from foretrain.training.exports.forms import Exported
 

@@ -16,8 +16,7 @@ from foretrain.base.errors import EXIT_CODE_OF, ExitCode
 from foretrain.base.messages import say
 from foretrain.base.quantities import parse_bytes
 from foretrain.base.units import format_bytes, format_small_percent, format_small_signed_percent
-from foretrain.cli.repository.answers import Answer, in_short
-from foretrain.cli.repository.pull_request import Change, markdown
+from foretrain.cli.repository import Answer, Change, in_short, markdown
 from foretrain.config.inference import CACHES, FORMATS
 from foretrain.config.option import GROUPS
 from foretrain.config.options import OPTIONS

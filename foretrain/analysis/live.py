@@ -65,14 +65,14 @@ def age_s(path: Path) -> float:
         return float("inf")
 
 
-def lock_is_held(path: Path, listing: Path = LOCKS) -> bool:
+def lock_is_held(path: Path) -> bool:
     """Return whether somebody holds a lock on this file, by the kernel's list of locks, where there is one."""
     try:
         status = path.stat()
     except OSError:
         return False
     file = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
-    return any(file in words for words in _locks(listing))
+    return any(file in words for words in _locks(LOCKS))
 
 
 def _locks(listing: Path) -> list[list[str]]:

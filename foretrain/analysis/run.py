@@ -16,8 +16,7 @@ from foretrain.predict.finetune.plan import FineTunePlan, replanned
 from foretrain.predict.plan import Plan
 from foretrain.predict.timing import Timing
 from foretrain.runs.folder import RunDirectory
-from foretrain.runs.record import MachineLoad, MeasuredPhase, RunRecord, Status, TrainedRun, TrainerRun
-from foretrain.runs.scores import Scores
+from foretrain.runs.record import MachineLoad, MeasuredPhase, RunRecord, Scores, Status, TrainedRun, TrainerRun
 
 SCHEMA = "foretrain.explain/1"
 Lines = Sequence[dict[str, Any]]  # of metrics.jsonl or events.jsonl

@@ -47,14 +47,8 @@ def advise(
     return confirmed(found, base, exact, listen) if exact else found
 
 
-def base_plan(
-    resolved: ResolvedConfig,
-    gpu: str,
-    used_by_others: str,
-    price: str | None,
-    option: str = "--used-by-others",
-) -> Plan:
-    found = targets(gpu, used_by_others, resolved.config, option)
+def base_plan(resolved: ResolvedConfig, gpu: str, used_by_others: str, price: str | None) -> Plan:
+    found = targets(gpu, used_by_others, resolved.config)
     if len(found) > 1:
         raise UserError("usage.one_card_advise", count=len(found))
     by_card = price is not None and "=" in price

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from foretrain.app.training.ready import prepare_data
+from foretrain.app.training_session import prepare_data
 from foretrain.base import processes
 from foretrain.config.resolve import ResolvedConfig, resolve
 from foretrain.training import starting

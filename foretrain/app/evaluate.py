@@ -13,7 +13,7 @@ from foretrain.base.installation import Later
 from foretrain.evaluation.harness import need_harness
 
 if TYPE_CHECKING:
-    from foretrain.runs.scores import Evaluation
+    from foretrain.runs.record import Evaluation
 
 
 VALIDATION_TOKENS = 1_000_000  # of validation data, unless more are asked for

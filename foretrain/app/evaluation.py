@@ -33,8 +33,7 @@ from foretrain.evaluation import harness, windows
 from foretrain.evaluation.windows import HubModel, OwnModel, Predictor
 from foretrain.model.language_model import make_model
 from foretrain.runs.folder import RunDirectory, now
-from foretrain.runs.record import TrainedRun, source_of
-from foretrain.runs.scores import Evaluation, Scores, TaskScore, TextScore
+from foretrain.runs.record import Evaluation, Scores, TaskScore, TextScore, TrainedRun, source_of
 from foretrain.training import checkpoint
 from foretrain.training.device import place
 from foretrain.training.exports.source import locate

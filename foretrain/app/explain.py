@@ -22,8 +22,7 @@ from foretrain.analysis.run import (
 )
 from foretrain.analysis.snapshot_analysis import SCHEMA as SNAPSHOT_SCHEMA
 from foretrain.analysis.snapshot_analysis import SnapshotAnalysis
-from foretrain.app.finetune import advised, plan_question
-from foretrain.app.finetuning.question import FineTuneQuestion, question
+from foretrain.app.finetune import FineTuneQuestion, advised, plan_question, question
 from foretrain.app.plan import Config, resolved_of
 from foretrain.base import oom_message
 from foretrain.base.errors import UserError
@@ -32,7 +31,7 @@ from foretrain.base.oom_message import OutOfMemoryMessage
 from foretrain.base.records import Note, Record
 from foretrain.base.units import GIB
 from foretrain.comparison.sources import tables
-from foretrain.comparison.sources.table_file import read_table
+from foretrain.comparison.sources.tables import read_table
 from foretrain.config.finetune.asked import is_asked
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import ResolvedConfig

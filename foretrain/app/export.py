@@ -29,8 +29,7 @@ from foretrain.config.resolve import toml_value
 from foretrain.config.shape import ModelShape
 from foretrain.predict.energy import Prices, spending
 from foretrain.predict.speed.time import Range
-from foretrain.runs.record import TrainedRun
-from foretrain.runs.scores import Scores
+from foretrain.runs.record import Scores, TrainedRun
 from foretrain.training.exports.forms import Exported, Form, FormOptions, GgufType
 
 if TYPE_CHECKING:

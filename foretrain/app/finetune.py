@@ -1,20 +1,64 @@
-"""A fine-tuning plan, from what somebody has: a model or a trainer's file, options, a card."""
+"""What is asked of a fine-tuning run, from a model or a trainer's file, options and cards, and its answers."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
 
 from foretrain.advice import finetune as advisor
 from foretrain.advice.finetune import SearchedPlan
 from foretrain.advice.record import Advice
+from foretrain.analysis.finetune_memory import FineTuneExplanation, explain
 from foretrain.analysis.log_checks import CLOCK_HEADROOM
-from foretrain.app.finetuning.question import FineTuneQuestion
+from foretrain.app import exact
+from foretrain.app.limits import Limits, check_limits, priced, prices_of
+from foretrain.app.plan import Cards, Listen, Look, check_speed, targets, words_of_cards
 from foretrain.base.errors import UserError
+from foretrain.base.records import Note
+from foretrain.config.finetune.asked import is_asked as is_asked
+from foretrain.config.finetune.options import FINETUNE_OPTIONS, Bound, FineTune
+from foretrain.config.finetune.read import read_finetune
+from foretrain.config.finetune.words import WORDS
+from foretrain.config.hub.facts import ModelSource
+from foretrain.config.option import Option
+from foretrain.config.resolve import ResolvedConfig, resolve
 from foretrain.hardware import devices
 from foretrain.hardware.catalogue import Gpu, stated_bytes
 from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.energy import Prices
-from foretrain.predict.finetune.plan import FineTunePlan, bounded, check_exact, plan, timed
+from foretrain.predict.finetune.plan import FineTunePlan, bounded, check_exact, plan, replanned, timed
 from foretrain.predict.finetune.traced import exact_finetune
+from foretrain.predict.finetuning import of_plan
+from foretrain.predict.forecast import Forecast
+from foretrain.predict.timing import PRICES
 from foretrain.predict.trace import service
+from foretrain.predict.trace.finetune.request import requests_for
+from foretrain.predict.trace.record import Trace
+
+
+@dataclass(frozen=True)
+class FineTuneQuestion:
+    """A model, how it is trained, notes, prices as typed (`costs`), and where each option is from."""
+
+    source: ModelSource
+    tune: FineTune
+    notes: tuple[Note, ...] = ()
+    prices: Prices = PRICES
+    origins: Mapping[str, str] = field(default_factory=dict)
+    costs: Mapping[str, str] = field(default_factory=dict)
+    unplanned: Mapping[str, Bound] = field(default_factory=dict)
+
+
+def question(source: str, words: Sequence[str] = (), known: ModelSource | None = None) -> FineTuneQuestion:
+    """Read a model, or a trainer's file, with words of the command line over it. Raises UserError."""
+    model, tune, reading = read_finetune(source, words, known)
+    prices = Prices.of(costs_in(reading.costs).config)
+    return FineTuneQuestion(model, tune, reading.notes, prices, reading.origins, reading.costs, reading.unplanned)
+
+
+def costs_in(costs: Mapping[str, str]) -> ResolvedConfig:
+    return resolve([f"--{name}={value}" for name, value in costs.items()])
+
 
 ESTIMATED = ("finetune_compile",)  # notes on what only the estimate leaves out
 
@@ -76,3 +120,80 @@ def searched(found: SearchedPlan) -> Iterator[tuple[Advice, ...]]:
         return iter(())
     bounded = isinstance(found, FineTunePlan) and found.bound != "exact"
     return iter(()) if found.verdict in ("fits", None) or bounded else advisor.searched(found)
+
+
+@dataclass(frozen=True)
+class FineTuningRequest:
+    """A model or a trainer's file, how it is trained, and the cards."""
+
+    asked: FineTuneQuestion
+    gpu: str
+    others: str
+    kind = "fine-tuning"
+    explains_traced = False
+    aliases: ClassVar[Mapping[str, str]] = {}
+    files: tuple[Path, ...] = ()
+    given: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(
+        cls, words: Sequence[str], cards: Cards, data_tokens: str = "", model: ModelSource | None = None
+    ) -> "FineTuningRequest":
+        gpu, together = words_of_cards(cards, words, WORDS)
+        data = [f"--dataset-tokens={data_tokens}"] if data_tokens else []
+        return cls(question(words[0], [*words[1:], *data, *together], model), gpu, cards.others)
+
+    @property
+    def name(self) -> str:
+        return self.asked.source.name
+
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """Return what was read and how, but for what the answer itself says."""
+        return tuple(note for note in self.asked.notes if note.id != "finetune_read_as")
+
+    def settings(self, limits: Limits) -> tuple[Any, Mapping[str, Option], Mapping[str, str]]:
+        return self.asked.tune, FINETUNE_OPTIONS, self.asked.origins
+
+    def check(self, limits: Limits, *, look: str, traced: bool, largest: str) -> None:
+        check_limits(limits, 1, traces=False)
+        if limits.asks and look:
+            raise UserError("usage.finetune_limit_alone", option=look)
+        if largest and traced:
+            raise UserError("usage.finetune_largest_alone", option="--exact")
+
+    def plans(self, limits: Limits, step_s: float | None = None, logged_mfu: float | None = None) -> list[FineTunePlan]:
+        check_speed("--step-time", step_s)
+        resolved = priced(costs_in(self.asked.costs), limits)
+        found = targets(self.gpu, self.others, resolved.config)
+        rents = prices_of(limits, resolved.config, [target.gpu for target in found])
+        prices = [Prices.of(resolved.config).model_copy(update={"price_per_hour": rent}) for rent in rents]
+        return [
+            plan_question(replace(self.asked, prices=each), target.gpu, target.used_by_others_bytes, step_s)
+            for target, each in zip(found, prices, strict=True)
+        ]
+
+    def forecast(self, plan: FineTunePlan) -> Forecast:
+        return of_plan(plan)
+
+    def with_option(self, plan: FineTunePlan, option: str, value: int) -> FineTunePlan:
+        return replanned(plan, **{option: value})
+
+    def traced(self, plan: FineTunePlan, listen: Listen, look: Look) -> FineTunePlan:
+        return traced(plan, self.asked, listen, exact.settings_of(alloc_conf=look.alloc_conf))
+
+    def explained(self, plan: FineTunePlan, listen: Listen, look: Look) -> FineTuneExplanation:
+        settings = exact.settings_of(alloc_conf=look.alloc_conf)
+        trace = self._trace(plan, listen, settings) if plan.memory.source == "traced" else None
+        readings = {"observed_bytes": look.observed_bytes, "process_bytes": look.process_bytes}
+        return explain(plan, trace, settings=settings, **readings)
+
+    def write_snapshot(self, plan: FineTunePlan, path: Path, listen: Listen, look: Look) -> None:
+        settings = exact.settings_of(alloc_conf=look.alloc_conf)
+        exact.write_trace(self._trace(plan, listen, settings), path, settings)
+
+    def _trace(self, plan: FineTunePlan, listen: Listen, settings: Settings) -> Trace:
+        try:
+            return exact.worst(requests_for(self.asked.source, plan.tune, plan.gpu), listen, settings)
+        except service.TraceUnavailable as error:
+            raise UserError("environment.no_trace", reason=str(error)) from None

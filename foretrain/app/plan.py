@@ -90,16 +90,7 @@ def plan(
     step_s: float | None = None,
     **options: Any,
 ) -> "Plan":
-    """The forecast for a config on a card: `foretrain.plan("gpt2-124m", gpu="RTX 4070", batch_size=8)`.
-
-    `config`: a preset, a path of a TOML file or of a nanoGPT config (parsed, never run), words as on the command line,
-    options by name, or a config that is made already. `gpu`: a name of the catalogue, "cpu", or "auto" for the card
-    of this machine.
-    `used_by_others`: memory that other programs use on the card, in bytes or as a text such as "2GB".
-    `step_s`: seconds of one iteration in a log, which replaces the estimated time of a step. `options`: any option of
-    the config, such as batch_size=8. `print(plan)` shows what the command line shows.
-    Raises UserError for what cannot be planned; ConfigError names every problem of a config.
-    """
+    """Forecast a config on a card; `foretrain.plan` (planning.py) says what the arguments are. Raises UserError."""
     resolved = resolved_of(config, options)
     if name:
         resolved = replace(resolved, name=name)

@@ -1,12 +1,15 @@
-"""`foretrain.plan` and `foretrain.plan_finetune` for Python: pretraining and fine-tuning, by what is given."""
+"""`foretrain.plan`, `plan_finetune` and `advise_finetune` for Python: pretraining and fine-tuning, by what is given."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, overload
 
+from foretrain.advice import confirm
+from foretrain.advice.advisor import advise
+from foretrain.advice.record import Advice, Advices, Confirmation
+from foretrain.advice.rules.base import Goal
 from foretrain.app import plan as pretraining
-from foretrain.app.finetune import plan_question, traced
-from foretrain.app.finetuning.question import FineTuneQuestion, prices_of, question
+from foretrain.app.finetune import FineTuneQuestion, costs_in, plan_question, question, traced
 from foretrain.app.limits import Limits
 from foretrain.app.plan import Config
 from foretrain.base.errors import UserError
@@ -17,7 +20,8 @@ from foretrain.config.finetune.options import asked
 from foretrain.config.finetune.words import COSTS, parse_words
 from foretrain.config.words import as_word
 from foretrain.hardware.catalogue import Gpu, stated_bytes
-from foretrain.predict.finetune.plan import FineTunePlan
+from foretrain.predict.energy import Prices
+from foretrain.predict.finetune.plan import FineTunePlan, replanned
 from foretrain.predict.finetuning import of_plan
 from foretrain.predict.plan import Plan
 from foretrain.predict.within import within as within_limit
@@ -73,7 +77,7 @@ def asked_of(source: Source, options: Mapping[str, Any]) -> FineTuneQuestion:
     else:
         model = live.planned_config(source)
     tune = asked(model.facts, values)
-    return FineTuneQuestion(model, tune, prices=prices_of(others), costs=others)
+    return FineTuneQuestion(model, tune, prices=Prices.of(costs_in(others).config), costs=others)
 
 
 @overload
@@ -126,3 +130,45 @@ def plan(
     if isinstance(config, str | Path) and is_asked([str(config)]):
         raise UserError("usage.plan_finetune", source=str(config)[:100])
     return pretraining.plan(config, gpu, name=name, used_by_others=used_by_others, step_s=step_s, **options)
+
+
+Listen = Callable[[str], None]
+
+
+def advise_finetune(
+    source: Source,
+    gpu: str = "auto",
+    *,
+    used_by_others: str | int = "",
+    goal: Goal | None = None,
+    exact: int = 0,
+    listen: Listen = lambda state: None,
+    **options: Any,
+) -> Advices:
+    """What to change in a fine-tuning run, best first: `foretrain.advise_finetune("qwen3-8b", "4070", method="lora")`.
+
+    `source`, `options`: as in `plan_finetune`. `used_by_others`: memory that other programs use on the card, in bytes
+    or as a text such as "2GB". `goal`: "fit", "speed" or "cost"; None: speed where the run fits, else fit. `exact`: how
+    many of the changes are traced with the real Trainer's loop (seconds each, needs the extra hf), of which `listen`
+    hears.
+    Bytes and seconds, as the names say; `effect.slower` is a share of the time of a token.
+    Raises UserError for what cannot be planned.
+    """
+    asked = asked_of(source, options)
+    plan = plan_question(asked, gpu, used_by_others)
+    return confirmed(advise(plan, goal=goal), plan, asked, exact, listen)
+
+
+def confirmed(found: Advices, plan: FineTunePlan, asked: FineTuneQuestion, count: int, listen: Listen) -> Advices:
+    listed = "advised" if found.advised else "partial"
+    checked = confirm.traced(getattr(found, listed), count, lambda change: _confirmation(plan, change, asked, listen))
+    return found.model_copy(update={listed: checked})
+
+
+def _confirmation(plan: FineTunePlan, change: Advice, asked: FineTuneQuestion, listen: Listen) -> Confirmation:
+    try:
+        other = traced(replanned(plan, **change.options), asked, listen)
+    except UserError as error:
+        return Confirmation(reason=str(error))
+    saved, holds = plan.needed_bytes - other.needed_bytes, other.verdict == "fits"
+    return Confirmation(verdict=other.verdict, needed_bytes=other.needed_bytes, saved_bytes=saved, holds=holds)

@@ -20,9 +20,9 @@ from foretrain.data.corpus import data_of_config
 if TYPE_CHECKING:
     from foretrain.analysis.components import Explanation
     from foretrain.analysis.finetune_memory import FineTuneExplanation
+    from foretrain.app import cluster as ranks
     from foretrain.app import exact, generation
-    from foretrain.app.finetuning import request as finetuning
-    from foretrain.app.ranks import plan as ranks
+    from foretrain.app import finetune as finetuning
     from foretrain.config.hub.facts import ModelSource
     from foretrain.predict import pretraining
     from foretrain.predict import ranks as cluster
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from foretrain.predict.largest import Largest
 else:  # a plan waits for its own kind of run alone, and for traces where it has some
     exact, generation = Later("foretrain.app.exact"), Later("foretrain.app.generation")
-    finetuning, ranks = Later("foretrain.app.finetuning.request"), Later("foretrain.app.ranks.plan")
+    finetuning, ranks = Later("foretrain.app.finetune"), Later("foretrain.app.cluster")
     pretraining, cluster = Later("foretrain.predict.pretraining"), Later("foretrain.predict.ranks")
 
 

@@ -22,7 +22,7 @@ from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.plan import Plan, plan
 from foretrain.runs import state as label
 from foretrain.runs.folder import RunDirectory
-from foretrain.runs.record import TrainedRun, WatchedRun
+from foretrain.runs.record import TrainedRun
 from foretrain.runs.state import UNSAID, Label
 from foretrain.runs.training_log import TrainingLog
 
@@ -91,7 +91,7 @@ def gather_log(path: Path, explained: ExplainedLog) -> LogFacts:
     log, config, gpu = explained.read, explained.config, explained.gpu
     found, watched = explained.explanation.log, explained.explanation.watched
     samples = RunDirectory(path).read_lines("samples") if watched else []
-    lines = _card_lines(watched, samples)
+    lines = of_samples(samples, watched.busiest.index) if watched and watched.busiest else []
     losses = None
     if log is not None:
         subject = of_log(SourceRequest(path=str(path)), log, config if log.program.has_config else None, gpu)
@@ -105,10 +105,6 @@ def gather_log(path: Path, explained: ExplainedLog) -> LogFacts:
         losses=losses, signs=of_lines(lines, on_card=on_card) if lines else None, plan=made,
         outlook=outlook(made, "nanogpt") if made else None,
     )  # fmt: skip
-
-
-def _card_lines(watched: WatchedRun | None, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return of_samples(samples, watched.busiest.index) if watched and watched.busiest else []
 
 
 def _step_lines(

@@ -1,6 +1,6 @@
 """Train a config. `foretrain.train` for Python.
 
-What has to be decided before torch is imported is decided here; app/training/session.py imports it and does the rest.
+What has to be decided before torch is imported is decided here; app/training_session.py imports it and does the rest.
 """
 
 import importlib.util
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from foretrain.app.plan import Config, resolved_of
-from foretrain.app.training.request import UNSAID, Label, Request, changed
+from foretrain.app.training_request import UNSAID, Label, Request, changed
 from foretrain.base.errors import UserError
 from foretrain.config.resolve import ResolvedConfig
 from foretrain.config.sharing import check_ranks
@@ -56,7 +56,7 @@ def train_resolved(
     set_allocator(resolved.config.allocator_settings)
     since = Clock().read()  # what the machine does while torch is imported and the data is prepared
     asked = Request(resolved, resume, trial, listen, bar, ends_process, since, place, label)
-    from foretrain.app.training.session import run
+    from foretrain.app.training_session import run
 
     return run(asked)
 

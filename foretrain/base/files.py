@@ -211,15 +211,11 @@ def _all(file: int, most_bytes: int) -> bytes:
     return b"".join(pieces)
 
 
-def _is_shell_pipe(path: Path) -> bool:
-    return bool(_SHELL_PIPE.fullmatch(str(path)))
-
-
 def open_stream(path: Path) -> BinaryIO:
     """Open a file, or a shell's pipe. Raises OSError for a device, a named pipe, and a /proc file that would block."""
     file, found = _opened(path)
     try:
-        if stat.S_ISFIFO(found.st_mode) and _is_shell_pipe(path):
+        if stat.S_ISFIFO(found.st_mode) and _SHELL_PIPE.fullmatch(str(path)):
             os.set_blocking(file, True)
         elif not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EINVAL, _kind(found.st_mode))
@@ -239,14 +235,12 @@ def open_stream(path: Path) -> BinaryIO:
 def first_bytes(path: Path, count: int) -> bytes:
     """Return the first bytes of a regular file; b"" of anything else, as a pipe can be read but once."""
     try:
-        return b"" if not path.is_file() else _read_first_bytes(path, count)
+        if path.is_file():
+            with open_stream(path) as file:
+                return file.read(count)
     except (OSError, ValueError):
-        return b""
-
-
-def _read_first_bytes(path: Path, count: int) -> bytes:
-    with open_stream(path) as file:
-        return file.read(count)
+        pass
+    return b""
 
 
 def read_text(path: Path, most_bytes: int = RECORD_BYTES) -> str:

@@ -35,10 +35,10 @@ from foretrain.predict.plan import Plan, plan
 from foretrain.reports.views import advice as view
 
 if TYPE_CHECKING:
-    from foretrain.app.finetuning import advise as tuning
+    from foretrain.app import planning as tuning
     from foretrain.config.finetune import writer as trainer_file
 else:  # advice of one kind of run does not wait for the others
-    tuning = Later("foretrain.app.finetuning.advise")
+    tuning = Later("foretrain.app.planning")
     trainer_file = Later("foretrain.config.finetune.writer")
 
 LISTED, TRACED = 10, 3  # changes with --full and --json, and those that --exact traces, where --top does not say

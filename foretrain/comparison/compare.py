@@ -15,7 +15,7 @@ from foretrain.comparison.settings import Setting, brought_together
 from foretrain.comparison.subject import Memory, Subject
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import NANOGPT_PEAK_FLOP_PER_S
-from foretrain.runs.scores import Scores, TaskScore, TextScore
+from foretrain.runs.record import Scores, TaskScore, TextScore
 
 Why = Literal["", "one_processor", "other_cards", "other_models", "other_program", "no_speed"]
 

@@ -14,7 +14,7 @@ from foretrain.predict.plan import Note
 from foretrain.predict.spec import StepName
 from foretrain.predict.speed.time import Range
 from foretrain.runs.formats.log_format import LossUnit
-from foretrain.runs.scores import Scores
+from foretrain.runs.record import Scores
 
 Kind = Literal["run", "plan", "config", "log", "table"]
 Source = Literal["measured", "measured (log)", "estimated", "traced", "calibrated"]

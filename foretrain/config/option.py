@@ -79,7 +79,7 @@ class Attributes:
     # Two values that come to the same on a device share an estimate and a trace: these are kept by what it comes to.
     by_effect: bool = False
     # How a timed step must agree to be a reference for a plan: by this value, within a factor of two, or as
-    # predict/tuned_steps.py says.
+    # predict/speed/time.py says.
     reference: Literal["same", "near", "other"] = "same"
     from_weights: bool = False  # the weights that a run starts from bring it
     # A run on a CPU chooses it where nobody gave it, or gave this value; None: it does not.

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from foretrain.base.errors import UserError
 from foretrain.base.installation import Later
-from foretrain.runs.scores import TaskScore
+from foretrain.runs.record import TaskScore
 
 _constants: Any = Later("huggingface_hub.constants")
 _READS_FLAG = ("huggingface_hub.constants", "datasets.config")  # where HF_HUB_OFFLINE is looked up

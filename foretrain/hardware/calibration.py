@@ -166,7 +166,7 @@ class Calibration(Record):
     clock_ghz: float | None = None
     power_w: float | None = None
     peaks: Peaks | None = None
-    tuned: tuple[StepTime, ...] = ()  # steps that `foretrain tune` timed here (predict/tuned_steps.py)
+    tuned: tuple[StepTime, ...] = ()  # steps that `foretrain tune` timed here (predict/speed/time.py)
 
     @property
     def disturbed(self) -> bool:

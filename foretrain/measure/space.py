@@ -20,8 +20,7 @@ from foretrain.predict.memory import REFUSED, RunMemory, predict
 from foretrain.predict.ranks import NcclMemory, rank_memory
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.ranks import rank_time
-from foretrain.predict.speed.time import step_time
-from foretrain.predict.tuned_steps import tuned_like
+from foretrain.predict.speed.time import step_time, tuned_like
 
 Level = bool | int | str
 Learning = Literal["exact", "rounding", "sharding", "draws"]

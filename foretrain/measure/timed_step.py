@@ -26,7 +26,7 @@ from foretrain.hardware.cpu import usable_cores
 from foretrain.measure.tune_record import FEWEST_STEPS, WHOLE_S
 from foretrain.model.graphed import WARM_STEPS, graphed_step
 from foretrain.model.low_precision import fp16_accumulation
-from foretrain.model.ranks.parallel import Share
+from foretrain.model.parallel import Share
 from foretrain.model.step import build, evaluation_loss, train_step
 from foretrain.training.attempts import is_out_of_memory
 from foretrain.training.contention import cores_busy_s

@@ -14,7 +14,7 @@ from torch import Tensor
 from foretrain.config.options import RunConfig
 from foretrain.config.shape import ModelShape, Parameter
 from foretrain.config.weights_file import canonical
-from foretrain.model.ranks.parts import opened
+from foretrain.model.parts import opened
 
 
 def read_weights(files: Sequence[str], shape: ModelShape, *, conv1d: bool) -> Iterator[tuple[str, Tensor]]:

@@ -26,7 +26,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from foretrain.model.techniques.low_bits import CHUNK, EIGHT, FOUR, LowBits, is_quantised
+from foretrain.model.techniques.adamw_low_bits import CHUNK, EIGHT, FOUR, LowBits, is_quantised
 from foretrain.model.update import Uncompiled, held_back
 
 EPS = 1e-8  # torch.optim.AdamW's
@@ -47,14 +47,9 @@ def dynamic_tree(bits: int, *, signed: bool) -> list[float]:
     return sorted(found)
 
 
-def even_codes(bits: int) -> list[float]:
-    return [(code + 1) / 2**bits for code in range(2**bits)]
-
-
 def code_books(form: LowBits) -> tuple[list[float], list[float]]:
-    return dynamic_tree(form.bits, signed=True), dynamic_tree(8, signed=False) if form.bits == 8 else even_codes(
-        form.bits
-    )
+    even = [(code + 1) / 2**form.bits for code in range(2**form.bits)]
+    return dynamic_tree(form.bits, signed=True), dynamic_tree(8, signed=False) if form.bits == 8 else even
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from foretrain.model.update import update
 
 if TYPE_CHECKING:
     from foretrain.data.batches import Batch
-    from foretrain.model.ranks.parallel import Parallel, Share
+    from foretrain.model.parallel import Parallel, Share
 
 
 @dataclass

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from foretrain.hardware import accelerator
-from foretrain.model.ranks.rows import states_of
+from foretrain.model.parts import states_of
 
 
 def not_finite(number: Tensor) -> Tensor:

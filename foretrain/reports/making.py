@@ -32,7 +32,8 @@ from foretrain.predict.plan import Plan
 from foretrain.reports import html
 from foretrain.reports.document import Document
 from foretrain.reports.shown import document_of
-from foretrain.reports.views import compare, snapshot
+from foretrain.reports.views import compare
+from foretrain.reports.views import explain as explain_view
 from foretrain.reports.views import log as log_view
 from foretrain.reports.views import plan as plan_view
 from foretrain.reports.views import run as run_view
@@ -121,7 +122,7 @@ def document(asked: Asked) -> tuple[str, Document]:
     if snapshot_file.looks_like_one(path):
         _no_config(asked, one)
         _unused(asked, one, "price", "others", "exact")
-        return "snapshot", snapshot.document(snapshot_file.read(path))
+        return "snapshot", explain_view.snapshot_document(snapshot_file.read(path))
     _unused(asked, one, "price", "others", "exact")
     words = [*one.words, *asked.options]
     if tracked and "run" in one.own:

@@ -23,9 +23,7 @@ from foretrain.base.units import MIB
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import to_toml
 from foretrain.runs import record as run_record
-from foretrain.runs import scores as evaluation
-from foretrain.runs.record import RECORD, SCHEMA, RunRecord, TrainedRun, TrainerRun
-from foretrain.runs.scores import Scores
+from foretrain.runs.record import RECORD, SCHEMA, SCORES_SCHEMA, RunRecord, Scores, TrainedRun, TrainerRun
 from foretrain.runs.state import NOW_FILE as NOW
 from foretrain.runs.state import Phase, Teller
 
@@ -210,7 +208,7 @@ class RunDirectory:
         with FileLock(folder / ".lock"):
             before = next((each for each in self.scores() if each.step == scores.step), None)
             kept = scores if before is None else before.with_more(scores)
-            replace_text(path, json.dumps(kept.to_json(schema=evaluation.SCHEMA), indent=1) + "\n")
+            replace_text(path, json.dumps(kept.to_json(schema=SCORES_SCHEMA), indent=1) + "\n")
         return path
 
     def append(self, name: str, record: dict[str, Any]) -> None:

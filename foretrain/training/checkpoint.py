@@ -23,9 +23,8 @@ from foretrain.base.files import read_text
 from foretrain.base.messages import say
 from foretrain.base.records import Record
 from foretrain.hardware import accelerator
-from foretrain.model.ranks.parts import Split, opened
-from foretrain.model.ranks.peers import ALONE, Peers
-from foretrain.model.ranks.rows import Rows, held_rows, is_sharded, sharded_like, states_of
+from foretrain.model.parts import Rows, Split, held_rows, is_sharded, opened, sharded_like, states_of
+from foretrain.model.peers import ALONE, Peers
 from foretrain.model.step import TrainState
 from foretrain.training.place import host_name
 from foretrain.training.tensor_files import Snapshot, file_name, live

@@ -28,8 +28,8 @@ from foretrain.base.signals import StopFlag
 from foretrain.config.options import RunConfig
 from foretrain.config.sharing import Sharing, config_of_rank
 from foretrain.data.batches import Batch, starts
-from foretrain.model.ranks.peers import ALONE as ALONE_PEERS
-from foretrain.model.ranks.peers import Peers
+from foretrain.model.peers import ALONE as ALONE_PEERS
+from foretrain.model.peers import Peers
 from foretrain.model.step import TrainState
 from foretrain.runs.folder import RunDirectory, now
 from foretrain.runs.record import RankFigures, RunRecord
@@ -38,7 +38,7 @@ from foretrain.training.device import Placement, identity_of, place
 from foretrain.training.place import ALONE, OfRank, Place, host_name, slow
 
 if TYPE_CHECKING:
-    from foretrain.model.ranks.parallel import Share
+    from foretrain.model.parallel import Share
 
 LAST = "last"  # the key of the first last word
 LOOKS_EVERY_S = 1.0
@@ -362,7 +362,7 @@ class Together:
         if not self.several:
             return None
         # FSDP and its imports take half a second and 50 MB, which a run of one rank does not need.
-        from foretrain.model.ranks.parallel import Share
+        from foretrain.model.parallel import Share
 
         return Share(Sharing.of(config, self.ranks.place.world, self.ranks.place.local_world))
 

@@ -17,7 +17,7 @@ from foretrain.base.errors import UserError
 from foretrain.base.messages import say
 from foretrain.base.process_memory import resident_bytes
 from foretrain.hardware.cpu import available_memory_bytes
-from foretrain.model.ranks.peers import ALONE, Peers
+from foretrain.model.peers import ALONE, Peers
 from foretrain.model.step import TrainState
 from foretrain.training import checkpoint
 from foretrain.training.attempts import is_out_of_memory

@@ -15,8 +15,7 @@ import torch.distributed as dist
 from foretrain.base.errors import UserError
 from foretrain.base.files import CHUNK_BYTES
 from foretrain.hardware import accelerator
-from foretrain.model.ranks.parts import header_of
-from foretrain.model.ranks.rows import held_rows, is_sharded, reshard, states_of
+from foretrain.model.parts import header_of, held_rows, is_sharded, reshard, states_of
 from foretrain.model.step import TrainState
 
 _NAMES = {

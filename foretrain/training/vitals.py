@@ -172,12 +172,9 @@ def moment_of(trace: TracebackType | None) -> str:
     for file in reversed(files):
         for moment, parts in _MOMENTS:
             if any(part in file for part in parts):
-                return moment if moment != "forward" or not _in_backward(files) else "backward"
+                backward = any("torch/autograd/" in file or file.endswith("torch/_tensor.py") for file in files)
+                return "backward" if moment == "forward" and backward else moment
     return "other"
-
-
-def _in_backward(files: list[str]) -> bool:
-    return any("torch/autograd/" in file or file.endswith("torch/_tensor.py") for file in files)
 
 
 SUSPENDED_S, SET_S = 2.0, 60.0  # less is not reported: NTP moves a clock by fractions of a second

@@ -28,7 +28,6 @@ from foretrain.reports.document import Message
 from foretrain.web import form
 from foretrain.web.answers import SCHEMA, Made, advice_json, answered, cards_json, plan_json
 from foretrain.web.form import Form, Kind, Text, compared, line_of
-from foretrain.web.language import spoken
 
 _STEPS = {"each": 1, "by64": 64, "cents": 0.02, "dimes": 0.1, "fifties": 50}
 _GROWTH = {"doubling": (1.0,), "halves": (1.0, 1.5)}
@@ -133,6 +132,21 @@ class Asked(Record):
 class Pasted(Asked):
     name: Text = ""
     text: Annotated[StrictStr, Field(max_length=200_000)]
+
+
+_ANSWERED = ("page.now.", "page.picture.")  # texts of the page that only come inside answers
+
+
+def spoken() -> dict[str, Any]:
+    """What the page needs to speak: its texts as {id: text}, the language that they are in, and those there are."""
+    language = messages.current()
+    every = messages.texts(language.id).items()
+    said = {id: text for id, text in every if id.startswith("page.") and not id.startswith(_ANSWERED)}
+    return {
+        "texts": {id: messages.isolated(text) for id, text in said.items()}, "language": language.id,
+        "direction": language.direction,
+        "languages": [{"id": one.id, "name": one.name} for one in messages.languages().values()],
+    }  # fmt: skip
 
 
 def start(no_exact: str, no_runs: str = "") -> dict[str, Any]:

@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from foretrain.analysis.forecast_check import plan_of
-from foretrain.base import bugs
+from foretrain.base import bugs, messages
 from foretrain.base.errors import UserError
 from foretrain.base.messages import printable, say
 from foretrain.base.records import Record
@@ -38,9 +38,7 @@ from foretrain.web import answers, calls, child, runs
 from foretrain.web.answers import SCHEMA, Made, answered
 from foretrain.web.form import Form, line_of
 from foretrain.web.guard import App, Guard, Receive, Scope, Send
-from foretrain.web.language import Speaking
-from foretrain.web.observe import ObservedRun, said_of
-from foretrain.web.runs import Runs, row
+from foretrain.web.runs import ObservedRun, Runs, row, said_of
 
 
 def made(chosen: Sequence[tuple[str, ObservedRun | None]]) -> dict[str, Any]:
@@ -318,6 +316,25 @@ class Telling:
             if bugs.wants_traceback() or scope["type"] != "http" or begun:
                 raise
             await JSONResponse(answers.error_json(bugs.unexpected_error(error)), 500)(scope, receive, send)
+
+
+class Speaking:
+    def __init__(self, app: App, language: str | None = None) -> None:
+        self._app, self._language = app, language
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, and speak its language while it is answered."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        with messages.speaking(language_of(scope, self._language)):
+            await self._app(scope, receive, send)
+
+
+def language_of(scope: Scope, language: str | None) -> str:
+    given = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
+    switched = messages.matching(given.get(b"x-foretrain-language", "")[:40])
+    return switched or language or messages.preferred(given.get(b"accept-language", "")) or messages.ENGLISH
 
 
 class _Handlers:

@@ -13,8 +13,8 @@ from foretrain.advice.record import SCHEMA, Advice, Advices, Cards
 from foretrain.advice.rules import BY_ID, ORDER, RULES
 from foretrain.advice.rules.base import Change, Rule, State
 from foretrain.advice.rules.cards import counted
+from foretrain.app.cluster import advise_cluster, make_cluster_plan, plan_cluster
 from foretrain.app.plan import resolved_of
-from foretrain.app.ranks.plan import advise_cluster, make_cluster_plan, plan_cluster
 from foretrain.base.errors import UserError
 from foretrain.base.messages import has, say
 from foretrain.config.options import RunConfig

@@ -14,8 +14,7 @@ import foretrain as library
 from foretrain.advice.asked import Asked
 from foretrain.advice.finetune import advise, changes
 from foretrain.advice.rules.finetuning import TUNING
-from foretrain.app.finetune import plan_question
-from foretrain.app.finetuning.question import question
+from foretrain.app.finetune import plan_question, question
 from foretrain.base.errors import UserError
 from foretrain.config.finetune.words import changed_words, parse_words
 from foretrain.predict.finetune.plan import FineTunePlan

@@ -10,7 +10,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from foretrain.advice.micro_batch import NEAR, choose
-from foretrain.app.training import ready
+from foretrain.app import training_session
 from foretrain.base.errors import ConfigError, ExitCode, UserError
 from foretrain.cli.commands import train as command_line
 from foretrain.config.microbatches import divisors, sequences_of, with_micro_batch
@@ -195,18 +195,18 @@ def test_it_shrinks_until_a_trial_lives(own_directory: Path, monkeypatch: pytest
     monkeypatch.setenv("FORETRAIN_CACHE", str(own_directory / "cache"))
     config, placement = tiny(batch_size=30, gradient_accumulation_steps=2), place(tiny())
     limit = 7
-    found = ready.tried(config, placement, 2 * GIB, print)
+    found = training_session.tried(config, placement, 2 * GIB, print)
     assert seen == [30, 15, 6]
     assert (found.batch_size, found.gradient_accumulation_steps, found.eval_rows) == (6, 10, 60)
     limit = 0
     with refused(code=ExitCode.OUT_OF_MEMORY):
-        ready.tried(with_micro_batch(config, 3), placement, 2 * GIB, print)
+        training_session.tried(with_micro_batch(config, 3), placement, 2 * GIB, print)
     # What lived is known, but not in less memory than it took.
     seen.clear()
-    assert ready.tried(with_micro_batch(config, 6), placement, 2 * GIB, print).batch_size == 6
+    assert training_session.tried(with_micro_batch(config, 6), placement, 2 * GIB, print).batch_size == 6
     assert seen == []
     with pytest.raises(UserError):
-        ready.tried(with_micro_batch(config, 6), placement, GIB // 2, print)
+        training_session.tried(with_micro_batch(config, 6), placement, GIB // 2, print)
     assert seen == [6, 3, 1]
 
 

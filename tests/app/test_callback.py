@@ -22,8 +22,7 @@ from foretrain import compare, explain, report
 from foretrain.analysis.forecast_check import forecast_in
 from foretrain.analysis.run import TrainerRunExplanation
 from foretrain.app import trainer_forecast, trainer_session
-from foretrain.app.finetune import plan_question
-from foretrain.app.finetuning.question import question
+from foretrain.app.finetune import plan_question, question
 from foretrain.base.errors import UserError
 from foretrain.comparison.compare import compare as compared_subjects
 from foretrain.comparison.sources import load
@@ -35,7 +34,7 @@ from foretrain.runs.folder import RunDirectory
 from foretrain.runs.record import MeasuredMemory, TrainerRun
 from foretrain.training import trainer_meter
 from foretrain.training.trainer_meter import PhaseMeter
-from foretrain.web import observe, routes, runs
+from foretrain.web import routes, runs
 from tests.kit.command import REPO, foretrain, refused
 
 pytest.importorskip("transformers", minversion="5")
@@ -358,7 +357,7 @@ def test_the_page_shows_the_run(run: Path, tmp_path: Path) -> None:
     assert [row["error"] for row in against["rows"]] == ["0.0 %"]
     other = tmp_path / "other"
     shutil.copytree(run, other)
-    made = routes.made([("a", observe.ObservedRun(run)), ("b", observe.ObservedRun(other))])
+    made = routes.made([("a", runs.ObservedRun(run)), ("b", runs.ObservedRun(other))])
     assert [one["problem"] for one in made["runs"]] == ["", ""]
 
 

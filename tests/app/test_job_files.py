@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 import foretrain as library
-from foretrain.app.ranks.job_files import CPUS_PER_RANK, JOB_KINDS, SAVE_S, Job, job_file, job_of
+from foretrain.app.job_files import CPUS_PER_RANK, JOB_KINDS, SAVE_S, Job, job_file, job_of
 from tests.kit.command import foretrain, refused
 
 JOB = Job(

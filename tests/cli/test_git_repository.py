@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from foretrain.cli.repository import pull_request
-from foretrain.cli.repository.answers import answer
-from foretrain.cli.repository.pre_commit import main as pre_commit
-from foretrain.cli.repository.pull_request import Answer, Change, changed, markdown, safe
+from foretrain.cli import repository
+from foretrain.cli.repository import Answer, Change, answer, changed, markdown, pre_commit, safe
 from foretrain.predict.plan import Plan
 from tests.kit.command import REPO, foretrain
 
@@ -87,7 +85,7 @@ def test_the_hook_is_what_pre_commit_reads() -> None:
 def test_a_change_is_told_before_and_after(base: str, capsys: pytest.CaptureFixture[str]) -> None:
     commit(grown=HUGE, gone=None, new=SMALL, bad="n_layer = 'x'\n")
     words = ["--base", base, CARD, "--configs", "config/*.toml"]
-    assert pull_request.main(words) == 0
+    assert repository.pull_request(words) == 0
     text = capsys.readouterr().out
     rows = {line.split(" | ")[0].strip("| "): line for line in text.splitlines() if line.startswith("| ")}
     rows.pop("---")
@@ -98,8 +96,8 @@ def test_a_change_is_told_before_and_after(base: str, capsys: pytest.CaptureFixt
     assert "→" not in rows[safe("config/new.toml")]
     assert "removed" in rows[safe("config/gone.toml")]
     assert "n&#95;layer" in rows[safe("config/bad.toml")]
-    assert text.startswith(pull_request.MARK)
-    assert pull_request.main([*words, "--check"]) == 2
+    assert text.startswith(repository.MARK)
+    assert repository.pull_request([*words, "--check"]) == 2
 
 
 def test_a_link_out_of_the_repository_is_not_read(
@@ -111,7 +109,7 @@ def test_a_link_out_of_the_repository_is_not_read(
     Path("config/leak.toml").symlink_to(secret)
     Path("config/within.toml").symlink_to("same.toml")
     commit()
-    assert pull_request.main(["--base", base, CARD, "--configs", "config/*.toml"]) == 0
+    assert repository.pull_request(["--base", base, CARD, "--configs", "config/*.toml"]) == 0
     rows = [line for line in capsys.readouterr().out.splitlines() if "config/" in line]
     assert [row.split(" | ")[0] for row in rows] == ["| config/leak.toml", "| config/within.toml"]
     assert "outside the repository" in rows[0]
@@ -155,10 +153,10 @@ def test_only_what_differs_from_the_base_and_matches_is_planned(base: str) -> No
 
 
 def test_nothing_changed_and_no_git_are_sentences(base: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert pull_request.main(["--base", base, "--configs", "config/*.toml"]) == 0
+    assert repository.pull_request(["--base", base, "--configs", "config/*.toml"]) == 0
     assert "No training config changed." in capsys.readouterr().out
-    assert pull_request.main(["--base=--output=canary", "--configs", "*.toml"]) == 4
-    assert pull_request.main(["--base", "nowhere", "--configs", "*.toml"]) == 4
+    assert repository.pull_request(["--base=--output=canary", "--configs", "*.toml"]) == 4
+    assert repository.pull_request(["--base", "nowhere", "--configs", "*.toml"]) == 4
     assert "`git` cannot say what changed" in capsys.readouterr().err
     assert not Path("canary").exists()
 
@@ -381,7 +379,7 @@ def test_a_config_that_is_not_utf_8_is_a_row(base: str, capsys: pytest.CaptureFi
     git("commit", "--all", "--quiet", "--message", "x")
     bad = git("rev-parse", "HEAD")
     commit(same=SMALL, new=SMALL)
-    assert pull_request.main(["--base", bad, CARD, "--configs", "config/*.toml"]) == 0
+    assert repository.pull_request(["--base", bad, CARD, "--configs", "config/*.toml"]) == 0
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| config/")]
     assert len(rows) == 2
     assert all("fits" in row for row in rows)

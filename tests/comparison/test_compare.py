@@ -28,7 +28,7 @@ from foretrain.comparison.compare import Comparison, compare
 from foretrain.comparison.questions import SAME_CARD_RATIO, meet
 from foretrain.comparison.sources import load
 from foretrain.comparison.sources.request import SourceRequest, take_apart
-from foretrain.comparison.sources.table_file import number, read_table
+from foretrain.comparison.sources.tables import number, read_table
 from foretrain.comparison.subject import Curve, Subject, curve, exact
 from foretrain.config.options import OPTIONS
 from foretrain.config.resolve import to_toml

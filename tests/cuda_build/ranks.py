@@ -164,7 +164,7 @@ def measure(job: dict[str, Any], rank: int, folder: str) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
-    from foretrain.model.ranks.parallel import Share
+    from foretrain.model.parallel import Share
     from foretrain.predict.trace import drive
     from tests.cuda_build import measure as one
     from tests.cuda_build.branches import differences

@@ -10,7 +10,7 @@ import fsspec
 import numpy as np
 import pytest
 
-from foretrain.app.training.ready import prepare_data
+from foretrain.app.training_session import prepare_data
 from foretrain.base.errors import ExitCode, UserError
 from foretrain.config.resolve import resolve
 from foretrain.data import remote

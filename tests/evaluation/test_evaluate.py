@@ -26,7 +26,7 @@ from foretrain.evaluation import windows
 from foretrain.evaluation.windows import OwnModel
 from foretrain.model.language_model import make_model
 from foretrain.runs.folder import RunDirectory
-from foretrain.runs.scores import Evaluation, Scores, TextScore
+from foretrain.runs.record import Evaluation, Scores, TextScore
 from foretrain.training import checkpoint
 from tests.kit.command import foretrain, refused
 from tests.kit.evaluation import TEXT, bpe, characters, trained, write_tokenized

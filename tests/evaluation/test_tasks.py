@@ -11,7 +11,7 @@ import foretrain as library
 from foretrain.app import evaluation
 from foretrain.base.errors import UserError
 from foretrain.evaluation import harness
-from foretrain.runs.scores import TaskScore
+from foretrain.runs.record import TaskScore
 from tests.kit.command import foretrain
 from tests.kit.evaluation import TEXT, bpe, characters, trained, write_tasks
 

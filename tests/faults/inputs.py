@@ -36,7 +36,7 @@ def _strict(text: str) -> Any:
 
 def run(words: tuple[str, ...]) -> tuple[int, str, str]:
     stop = (
-        mock.patch("foretrain.app.training.ready.directory_of", _enough)
+        mock.patch("foretrain.app.training_session.directory_of", _enough)
         if words[0] == "train"
         else contextlib.nullcontext()
     )

@@ -11,7 +11,7 @@ import torch
 
 from foretrain.base import files
 from foretrain.config.options import RunConfig
-from foretrain.model.ranks.peers import Peers
+from foretrain.model.peers import Peers
 from foretrain.training import checkpoint
 from foretrain.training.checkpoint import Progress
 from foretrain.training.saver import Saver

@@ -25,9 +25,9 @@ from foretrain.config.options import RunConfig
 from foretrain.config.sharing import Sharing
 from foretrain.data.batches import TokenFile, train_batches, train_starts
 from foretrain.data.dataset import read_info
-from foretrain.model.ranks.parallel import Share
-from foretrain.model.ranks.peers import ALONE, Peers
-from foretrain.model.ranks.rows import reshard, states_of
+from foretrain.model.parallel import Share
+from foretrain.model.parts import reshard, states_of
+from foretrain.model.peers import ALONE, Peers
 from foretrain.model.step import TrainState, build, evaluation_loss, train_step
 from foretrain.training import checkpoint
 from foretrain.training.checkpoint import Progress

@@ -177,11 +177,11 @@ class InlineWorkers:
 
 def in_one_process(monkeypatch: Any) -> None:
     """The engine as it is, without processes around it."""
-    from foretrain.data.prepare import engine, preparation
+    from foretrain.data.prepare import engine
 
     monkeypatch.setattr(engine, "started", lambda count: nullcontext([]))
-    monkeypatch.setattr(preparation, "Reader", InlineReader)
-    monkeypatch.setattr(preparation, "Workers", InlineWorkers)
+    monkeypatch.setattr(engine, "Reader", InlineReader)
+    monkeypatch.setattr(engine, "Workers", InlineWorkers)
 
 
 def small_ranges(monkeypatch: Any, size: int = 3000) -> None:

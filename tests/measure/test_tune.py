@@ -17,8 +17,10 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from foretrain.app import tuning_session as tune_answer
+from foretrain.app import tuning_session as tune_memory
 from foretrain.app.plan import with_dataset
-from foretrain.app.training.ready import prepare_data
+from foretrain.app.training_session import prepare_data
 from foretrain.app.tune import job_of as prepare
 from foretrain.base import processes
 from foretrain.base.quantities import parse_duration
@@ -34,8 +36,6 @@ from foretrain.hardware.calibration import Calibration, KernelTime, StepTime, lo
 from foretrain.hardware.catalogue import find
 from foretrain.hardware.cpu import nominal_cpu
 from foretrain.measure import trial as single_trial
-from foretrain.measure import tune_cache as tune_answer
-from foretrain.measure import tune_cache as tune_memory
 from foretrain.measure import tuner as tuner_module
 from foretrain.measure.pool import Burst, Pool
 from foretrain.measure.space import (
@@ -59,7 +59,7 @@ from foretrain.measure.trial import Death
 from foretrain.measure.tune_record import LOOKS, ForecastError, Race, TuneTrial, Tuning, estimate, with_pareto
 from foretrain.measure.tuner import Limits, Model, Outlook, Tuner
 from foretrain.predict.spec import StepSpec
-from foretrain.predict.tuned_steps import step_of, tuned_like
+from foretrain.predict.speed.time import step_of, tuned_like
 from foretrain.reports import text as text_view
 from foretrain.reports.views import tune as tune_view
 from tests import machines

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from foretrain.app.ranks.plan import plan_cluster
+from foretrain.app.cluster import plan_cluster
 
 pytest.importorskip("torch")
 

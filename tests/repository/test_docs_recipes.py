@@ -73,7 +73,7 @@ from foretrain.cli.completion import config_options
 from foretrain.config.checks import effect_of
 from foretrain.config.options import step_options
 from foretrain.config.resolve import from_text, resolve, to_toml
-from foretrain.predict.tuned_steps import SAME
+from foretrain.predict.speed.time import SAME
 from foretrain.web.calls import fields
 
 resolved = resolve(["gpt2-124m", "--z-loss", "0.25"])

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import foretrain
-from foretrain.app.training.session import without_secrets
+from foretrain.app.training_session import without_secrets
 from foretrain.base.errors import UserError
 from foretrain.comparison.sources import load
 from foretrain.comparison.sources.request import take_apart

@@ -19,10 +19,9 @@ from torch.utils._pytree import tree_leaves
 import foretrain as api
 from foretrain.analysis.forecast_check import of_directory
 from foretrain.app import calibrate as calibration
-from foretrain.app import opened
+from foretrain.app import opened, training_session
 from foretrain.app.plan import make_plan
 from foretrain.app.trainer_forecast import new_record
-from foretrain.app.training import ready
 from foretrain.app.tuning_session import prepare
 from foretrain.base.errors import UserError
 from foretrain.config.options import RunConfig
@@ -366,8 +365,8 @@ def _train(mac: AppleGpu, monkeypatch: pytest.MonkeyPatch, options: dict[str, An
         there = place(config.model_copy(update={"device": "mps", "compile": False}))
         return Placement(CPU, there.gpu, there.dtype, there.compiled, there.notes)
 
-    monkeypatch.setattr(ready, "place", on_the_mac)
-    monkeypatch.setattr(ready.host_fit, "check", lambda *_, **__: None)
+    monkeypatch.setattr(training_session, "place", on_the_mac)
+    monkeypatch.setattr(training_session.host_fit, "check", lambda *_, **__: None)
     mac.compute_on_the_cpu(monkeypatch)
     return api.train(options, **more)
 

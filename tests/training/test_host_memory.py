@@ -9,7 +9,7 @@ import psutil
 import pytest
 import torch
 
-from foretrain.app.training import ready
+from foretrain.app import training_session
 from foretrain.base import process_memory
 from foretrain.base.errors import ExitCode, UserError
 from foretrain.base.process_memory import Limit, resident_bytes
@@ -48,30 +48,30 @@ def test_named_micro_batch_is_the_same_training_and_fits() -> None:
     config = tiny(batch_size=4096, gradient_accumulation_steps=2, block_size=64)
     gpu, free = place(config).gpu, 600 * MIB
     with refused("memory.machine_smaller") as caught:
-        ready.check_memory(config, gpu, compiled=False, free=lambda: free - (resident_bytes() or 0))
+        training_session.check_memory(config, gpu, compiled=False, free=lambda: free - (resident_bytes() or 0))
     values = caught.value.values
     assert values["smaller"] * values["more"] == 4096 * 2
     assert (values["free"], values["needs"] > free) == (free, True)
     cut = config.model_copy(update={"batch_size": values["smaller"], "gradient_accumulation_steps": values["more"]})
-    ready.check_memory(cut, gpu, compiled=False, free=lambda: free - (resident_bytes() or 0))
+    training_session.check_memory(cut, gpu, compiled=False, free=lambda: free - (resident_bytes() or 0))
 
 
 def test_too_large_for_one_sequence_is_refused_without_a_smaller() -> None:
     config = tiny(n_embd=4096, n_head=2)
     with refused("memory.machine"):
-        ready.check_memory(config, place(config).gpu, compiled=False, free=lambda: 0)
+        training_session.check_memory(config, place(config).gpu, compiled=False, free=lambda: 0)
 
 
 def test_where_the_system_says_nothing_nothing_is_refused() -> None:
-    ready.check_memory(tiny(batch_size=10**6), place(tiny()).gpu, compiled=False, free=lambda: None)
+    training_session.check_memory(tiny(batch_size=10**6), place(tiny()).gpu, compiled=False, free=lambda: None)
 
 
 def test_a_memory_limit_of_that_size_starts_it_all_the_same() -> None:
     config = tiny(batch_size=4096)
     with pytest.raises(UserError) as refused:
-        ready.check_memory(config, place(config).gpu, compiled=False, free=lambda: -(resident_bytes() or 0))
+        training_session.check_memory(config, place(config).gpu, compiled=False, free=lambda: -(resident_bytes() or 0))
     limited = config.model_copy(update={"memory_limit": refused.value.values["limit"]})
-    ready.check_memory(limited, place(config).gpu, compiled=False, free=lambda: 0)
+    training_session.check_memory(limited, place(config).gpu, compiled=False, free=lambda: 0)
 
 
 # -- while it runs -----------------------------------------------------------------------------------------

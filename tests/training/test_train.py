@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from foretrain.analysis.forecast_check import check_forecast, plan_of
-from foretrain.app.training.ready import prepare_data
+from foretrain.app.training_session import prepare_data
 from foretrain.base.errors import ExitCode, UserError
 from foretrain.config import checks
 from foretrain.config.checks import effect_of

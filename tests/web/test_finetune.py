@@ -14,9 +14,8 @@ from starlette.testclient import TestClient
 import foretrain as library
 from foretrain.advice.asked import Asked as Typed
 from foretrain.advice.cards import compared
-from foretrain.app.finetune import plan_question
-from foretrain.app.finetuning.advise import advise_finetune
-from foretrain.app.finetuning.question import question
+from foretrain.app.finetune import plan_question, question
+from foretrain.app.planning import advise_finetune
 from foretrain.base import messages
 from foretrain.config.finetune import pasted
 from foretrain.config.finetune.options import ASKED, FINETUNE_OPTIONS, FineTune

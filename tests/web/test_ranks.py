@@ -9,7 +9,7 @@ pytest.importorskip("uvicorn")
 
 from starlette.testclient import TestClient
 
-from foretrain.app.ranks.plan import plan_cluster
+from foretrain.app.cluster import plan_cluster
 from foretrain.base import messages
 from foretrain.base.messages import say
 from foretrain.base.units import format_bytes

@@ -27,7 +27,7 @@ from foretrain.app.limits import Limits
 from foretrain.base.errors import UserError
 from foretrain.web import calls, guard, routes
 from foretrain.web.form import Form, line_of
-from foretrain.web.observe import Curve
+from foretrain.web.runs import Curve
 from tests.kit.page import EVIL_NAME, GOOD, ORIGIN, PORT, POSTED, TOKEN, traversals, write_run
 
 # The page's own files: they hold nothing of the user's, and must load before the page can send its token.

@@ -56,7 +56,7 @@ def demo_command(steps: int, out: str, resume: str, as_json: bool, quiet: bool) 
         _show_plan(chosen)
         _heading("demo.train")
     record = train(resolved, resume=resume == "auto", quiet=quiet)
-    run = _path_of(out, record.id)
+    run = Path(out).with_name(record.id)  # `out`, or its numbered sibling
     if record.status != "finished":
         raise Exit(75)
     written = sample(run, "def ", 300).text
@@ -111,10 +111,6 @@ def calibrate_once(resolved: ResolvedConfig, *, busy: list[Any], quiet: bool) ->
         _heading("demo.calibrate")
     if code := measure(dtypes, quiet=quiet):
         raise Exit(code)  # it has said why
-
-
-def _path_of(out: str, id: str) -> Path:
-    return Path(out).with_name(id)
 
 
 def _heading(id: str) -> None:

@@ -10,8 +10,9 @@ from foretrain.cli.command import OF_CONFIG, argument, command, flag, json_optio
 from foretrain.cli.common import ERR, OUT, noted, print_json, working
 from foretrain.reports import text
 from foretrain.reports.document import Document
+from foretrain.reports.views import explain as explain_view
 from foretrain.reports.views import log as log_view
-from foretrain.reports.views import run_explain, snapshot
+from foretrain.reports.views import run_explain
 from foretrain.reports.views import trainer_run as trainer_view
 
 EPILOG = """Examples:
@@ -64,7 +65,7 @@ def _document(found: Explanation, limit: bool) -> Document:
     if isinstance(found, RunExplanation):
         return run_explain.document(found, limit=limit)
     if isinstance(found, SnapshotAnalysis):
-        return snapshot.document(found)
+        return explain_view.snapshot_document(found)
     if isinstance(found, TrainerRunExplanation):
         return trainer_view.document(found)
     return log_view.document(found)

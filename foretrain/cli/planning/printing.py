@@ -15,8 +15,8 @@ from foretrain.advice.asked import Asked
 from foretrain.advice.cards import compared
 from foretrain.advice.finetune import advices
 from foretrain.advice.first_answer import first_answer
+from foretrain.app.job_files import JOB_KINDS, write_job
 from foretrain.app.limits import Limits, best_of
-from foretrain.app.ranks.job_files import JOB_KINDS, write_job
 from foretrain.base.errors import UserError
 from foretrain.base.installation import Later, installed
 from foretrain.base.messages import option_help, option_unit, printable, say

@@ -187,7 +187,9 @@ def documents(opened: OpenFile, format: Format, start: Place) -> Iterator[Docume
             skip = 0
         else:
             skip, start = start.records, Place()
-        kind = _sniff(stream) if file.kind == "stdin" else file.kind
+        kind = file.kind
+        if kind == "stdin":
+            kind = "jsonl" if stream.peek(64).lstrip()[:1] == b"{" else "text"  # type: ignore[attr-defined]
         made = _lines_of_json(stream, file, format, start) if kind == "jsonl" else _texts(stream, file, format, start)
         for document in made:
             if document.place.records > skip:
@@ -200,10 +202,6 @@ def documents(opened: OpenFile, format: Format, start: Place) -> Iterator[Docume
         raise UserError("data.source_memory", path=file.path) from None
     except (OSError, zlib.error, ValueError) as error:
         raise UserError("data.source_corrupt", path=file.path, reason=reason_of(error)) from None
-
-
-def _sniff(stream: Any) -> str:
-    return "jsonl" if stream.peek(64).lstrip()[:1] == b"{" else "text"
 
 
 def _texts(stream: BinaryIO, file: SourceFile, format: Format, start: Place) -> Iterator[Document]:

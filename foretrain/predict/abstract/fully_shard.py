@@ -2,7 +2,7 @@
 
 torch/distributed/fsdp/_fully_shard: _fsdp_param_group.py (order of gathering, copying and freeing; prefetching),
 _fsdp_collectives.py (buffers, their dtypes and streams), _fsdp_param.py (unreduced gradients). Blocks are wrapped as in
-model/ranks/parallel.py; the rest of the model is a group.
+model/parallel.py; the rest of the model is a group.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -37,12 +37,12 @@ def flash_split_bytes(batch: int, heads: int, block: int, keys: int, D: int, pro
     return [] if splits < 2 else [rows, rows * padded_head(D)]
 
 
-def _splits(blocks: int, processors: int, keys: int, most: int = 128) -> int:
+def _splits(blocks: int, processors: int, keys: int) -> int:
     """num_splits_heuristic: the fewest splits that keep the card nearly as busy as the best number of them."""
     if blocks >= 0.8 * processors:
         return 1
     busy = {}
-    for splits in range(1, min(most, processors, keys) + 1):
+    for splits in range(1, min(128, processors, keys) + 1):
         if splits == 1 or -(-keys // splits) != -(-keys // (splits - 1)):
             waves = blocks * splits / processors
             busy[splits] = waves / math.ceil(waves)

@@ -267,14 +267,13 @@ class _Step:
         if not self.sharing.way.shards_weights:
             buckets = _buckets(self.weights, pace, self.wide, self.bucket_bytes)
             waits = waits_for_sums_s(buckets, pace.backward, self.times["all"])
-            return waits + (self.broadcasts_s() if self.sharing.strategy == "zero1" else 0.0)
+            if self.sharing.strategy != "zero1":
+                return waits
+            return waits + sum(self.times["all"]("broadcast", self.wide * numel) for _, numel in self.weights.tensors)
         own = pace.forward + pace.backward
         last = self._fsdp_s(pace, sums=True) - own
         before = last if self.sharing.syncs_each else self._fsdp_s(pace, sums=False) - own
         return last + (micro_batches - 1) * before
-
-    def broadcasts_s(self) -> float:
-        return sum(self.times["all"]("broadcast", self.wide * numel) for _, numel in self.weights.tensors)
 
     def _fsdp_s(self, pace: Pace, *, sums: bool) -> float:
         weights, way = self.weights, self.sharing.way

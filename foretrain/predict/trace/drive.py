@@ -26,7 +26,7 @@ from foretrain.predict.trace.names import Names
 from foretrain.predict.trace.tracer import Tracer
 
 if TYPE_CHECKING:
-    from foretrain.model.ranks.parallel import Share
+    from foretrain.model.parallel import Share
 
 STEPS, MICRO_STEPS, EVALUATION_BATCHES = 3, TOLD_APART, 2
 DTYPES: dict[Dtype, torch.dtype] = {

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from foretrain.config.sharing import Sharing
-from foretrain.model.ranks.parallel import Share
+from foretrain.model.parallel import Share
 from foretrain.predict.trace import self_test
 from foretrain.predict.trace.card.patches import Patches
 from foretrain.predict.trace.record import Trace

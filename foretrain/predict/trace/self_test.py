@@ -24,7 +24,7 @@ from foretrain.predict.trace.session import tracing
 from foretrain.predict.trace.tracer import Tracer
 
 if TYPE_CHECKING:
-    from foretrain.model.ranks.parallel import Share
+    from foretrain.model.parallel import Share
 
 CPU = torch.device("cpu")
 # Traces were compared with the real CPU allocator (2.13) or run on CUDA builds without a card (2.11, 2.15).

@@ -140,7 +140,7 @@ def _figures(sides: tuple[Side, ...]) -> tuple[Block, ...]:
     told = {"ranks": any((s.ranks or 1) > 1 for s in sides), "per_card": len({s.cards for s in sides}) > 1}
     rows = [(name, cells) for name, cells in rows if told.get(name, True)]
     if len(sides) > 2:  # what is between the lines goes first, and every word that can be done without
-        rows = [(name, [_brief(cell) for cell in cells]) for name, cells in rows if name not in _FINE]
+        rows = [(name, [_text(cell).partition(" (")[0] for cell in cells]) for name, cells in rows if name not in _FINE]
     if len(sides) <= WIDE:
         table = Table(
             ("", *(_short(side.label) for side in sides)),
@@ -161,10 +161,6 @@ def _figures(sides: tuple[Side, ...]) -> tuple[Block, ...]:
 
 def _text(cell: Cell) -> str:
     return cell if isinstance(cell, str) else cell.text()
-
-
-def _brief(cell: Cell) -> str:
-    return _text(cell).partition(" (")[0]
 
 
 def _ms(seconds: float) -> str:

@@ -22,7 +22,7 @@ from foretrain.reports.views import agreement as agreement_view
 from foretrain.reports.views import curves as curves_view
 from foretrain.reports.views import outlook as outlook_view
 from foretrain.reports.views import plan, run_explain
-from foretrain.reports.views import ranks as ranks_view
+from foretrain.reports.views import run_explain as ranks_view
 from foretrain.reports.views.memory import phase_bars
 from foretrain.reports.views.runs import STATUS_TONES
 from foretrain.runs.record import TrainedRun

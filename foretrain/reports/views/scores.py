@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from foretrain.comparison.compare import Score
 from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
-from foretrain.runs.scores import Evaluation, Scores, TaskScore, TextScore
+from foretrain.runs.record import Evaluation, Scores, TaskScore, TextScore
 
 UNKNOWN = "–"
 LARGE = 1000

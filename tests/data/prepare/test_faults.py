@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from foretrain.base.errors import ExitCode, UserError
-from foretrain.data.prepare import engine, preparation, writer
+from foretrain.data.prepare import engine, writer
 from tests.kit import prepare as kit
 from tests.kit.prepare import Disk, Killed
 
@@ -51,14 +51,14 @@ def test_killed_at_any_operation_on_the_disk(
 
     Snapshots after each batch, and only with each shard; among the fast tests every 17th and every 5th operation.
     """
-    monkeypatch.setattr(preparation, "SNAPSHOT_S", -1.0 if every_batch else 1e9)
+    monkeypatch.setattr(engine, "SNAPSHOT_S", -1.0 if every_batch else 1e9)
     killed_everywhere(monkeypatch, reference, step, SETTINGS)
 
 
 @pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.slow)])
 def test_killed_where_workers_read(step: int, reference: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The same without a reader: its workers are given small ranges of the file."""
-    monkeypatch.setattr(preparation, "SNAPSHOT_S", -1.0)
+    monkeypatch.setattr(engine, "SNAPSHOT_S", -1.0)
     kit.small_ranges(monkeypatch)
     settings = {"shard_tokens": 6_000}
     kit.run("a.jsonl", out="by-workers", **settings)

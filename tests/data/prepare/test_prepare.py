@@ -26,11 +26,11 @@ from foretrain.data.inspection import verify
 from foretrain.data.prepare import encode as ranges
 from foretrain.data.prepare import engine, formats, writer
 from foretrain.data.prepare.encode import KEEP_TRAIN, KEEP_VAL, encode_batch, encoder_of, pieces
+from foretrain.data.prepare.engine import SeenHashes
 from foretrain.data.prepare.estimate import peak_bytes
 from foretrain.data.prepare.formats import documents
 from foretrain.data.prepare.opened import Format, OpenFile, Place
 from foretrain.data.prepare.pool import Batch
-from foretrain.data.prepare.preparation import SeenHashes
 from foretrain.data.prepare.reader import Job, Position
 from foretrain.data.prepare.sources import expand
 from foretrain.data.prepare.writer import SplitState, publish

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from foretrain.app.finetune import plan_question
-from foretrain.app.finetuning.question import question
+from foretrain.app.finetune import plan_question, question
 from foretrain.base.errors import UserError
 from foretrain.predict.finetune.plan import FineTunePlan
 from tests.kit.command import foretrain

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from foretrain.app import cluster
 from foretrain.base.installation import installed_torch
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import find
@@ -113,3 +114,15 @@ def test_plans_are_for_the_torch_of_the_training_environment(monkeypatch: pytest
     assert isinstance(usual(), Rising)
     assert elsewhere != here == predict(step()).worst.allocated_bytes
     assert elsewhere == predict(step("2.11")).worst.allocated_bytes
+
+
+def test_several_cards_are_traced_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = interpreter.Interpreter("/somewhere/python", (3, 11), "2.11.0+cu130")
+    monkeypatch.setattr(interpreter, "find_interpreter", lambda path: there)
+    seen = []
+    monkeypatch.setattr(cluster, "traced", lambda plan, settings, listen: seen.append(interpreter.now()) or plan)
+    with interpreter.use_interpreter("/somewhere"):
+        cluster.traced_cluster(
+            cluster.plan_cluster("baby", "2 x RTX 4070", batch_size=8, gradient_accumulation_steps=2), print
+        )
+    assert seen == [there]

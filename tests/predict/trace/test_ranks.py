@@ -4,7 +4,7 @@ import pytest
 
 from foretrain.config.options import RunConfig
 from foretrain.config.sharing import STRATEGIES, Sharing
-from foretrain.model.ranks.parallel import Share
+from foretrain.model.parallel import Share
 from foretrain.predict.trace import ranks, self_test
 from foretrain.predict.trace.record import Trace
 

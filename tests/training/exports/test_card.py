@@ -14,8 +14,7 @@ from foretrain.app.evaluation import of_run
 from foretrain.app.export import CardFacts, card_of, export, facts_of, plain
 from foretrain.base.errors import ExitCode
 from foretrain.runs.folder import RunDirectory
-from foretrain.runs.record import TrainedRun
-from foretrain.runs.scores import Scores, TaskScore, TextScore
+from foretrain.runs.record import Scores, TaskScore, TextScore, TrainedRun
 from foretrain.training.checkpoint import Progress
 from tests.kit.command import foretrain, refused
 from tests.kit.runs import write_measured_run

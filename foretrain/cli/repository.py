@@ -1,26 +1,107 @@
-"""What a pull request changes of the training configs in a repository, as Markdown: fits, memory, time, cost.
+"""The configs of a repository: checked before a commit, and told about on a pull request.
 
-    python -P -m foretrain.cli.repository.pull_request --base main "--gpu=RTX 4070" --configs "config/*.toml"
+    python -P -m foretrain.cli.repository "--gpu=RTX 4070" a.toml b.py
+    python -P -m foretrain.cli.repository pull-request --base main "--gpu=RTX 4070" --configs "config/*.toml"
 
-`action.yml` puts it on the pull request. Names and sentences come from the repository and may be written by anybody, so
-none of them can become markup, a link or a mention. Configs are parsed and never run.
+The first is the hook of .pre-commit-hooks.yaml, `foretrain plan --check` of each config: options come first, `--` may
+follow. The second writes Markdown, which `action.yml` puts on the pull request; names and sentences in it may be
+written by anybody, so none can become markup, a link or a mention. Configs are parsed and never run.
 """
 
 import argparse
 import html
+import json
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from foretrain.base import processes
 from foretrain.base.errors import ExitCode, UserError
 from foretrain.base.installation import installed
 from foretrain.base.messages import printable, say
-from foretrain.cli.repository.answers import Answer, answer
-from foretrain.predict.memory import FAILING
+from foretrain.predict.memory import FAILING, VERDICTS
+from foretrain.predict.plan import SCHEMA
+
+MOST_S = 300  # a plan takes a second; of what is too large to be planned in this time nothing is said
+
+
+class Answer(NamedTuple):
+    """A plan in short. None: it is not known. `problem`: the sentence, where the config cannot be planned."""
+
+    verdict: str | None = None
+    needed_bytes: int | None = None
+    available_bytes: int | None = None
+    total_s: float | None = None
+    cost: float | None = None
+    currency: str = ""
+    problem: str = ""
+
+
+def asked(path: Path, words: Sequence[str], *more: str) -> subprocess.CompletedProcess[str]:
+    """Run `foretrain plan` with a file (after ./) and options. Raises UserError where it takes too long."""
+    named = str(path) if path.is_absolute() else os.path.join(".", path)  # noqa: PTH118 - Path drops the ./
+    command = processes.command("foretrain", "plan", named, *words, *more)
+    try:
+        return subprocess.run(
+            command, env=processes.variables(), stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            encoding="utf-8", timeout=MOST_S, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise UserError("environment.plan_too_long", path=str(path), seconds=MOST_S) from None
+
+
+def answer(path: Path, words: Sequence[str]) -> Answer:
+    done = asked(path, words, "--json", "--quiet")
+    try:
+        value = json.loads(done.stdout)
+    except ValueError:
+        return Answer(problem=(done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1])
+    if value.get("schema") != SCHEMA:
+        return Answer(problem=str(value.get("message", value.get("schema"))))
+    return in_short(value)
+
+
+def in_short(value: dict[str, Any]) -> Answer:
+    """The figures of the step that the answer is about: of a plan there are two, of fine-tuning one."""
+    step, memory, timing = value.get("step"), value["memory"], value.get("timing")
+    if isinstance(memory, list):
+        memory = next(each for each in memory if each["step"] == step)
+    known, timing = [phase.get("verdict") for phase in memory["phases"]], timing or {}
+    prices, total = value.get("config") or timing.get("prices") or {}, timing.get("total_s")
+    return Answer(
+        verdict=next(verdict for verdict in VERDICTS if verdict in known),
+        needed_bytes=max(phase["needed_expected_bytes"] for phase in memory["phases"]),
+        available_bytes=value.get("available_bytes"),
+        total_s=total["expected_s"] if total else None,
+        cost=timing["cost_expected"] if total else None,
+        currency=prices.get("currency", ""),
+    )
+
+
+BAD = (ExitCode.CHECK_FAILED, ExitCode.USAGE, ExitCode.ENVIRONMENT)  # the later the worse
+
+
+def pre_commit(words: Sequence[str]) -> int:
+    """Print a line for each file, and for each problem its sentence; the worst exit code."""
+    options = list(takewhile(lambda word: word.startswith("--") and word != "--" and not os.path.lexists(word), words))
+    files = words[len(options) + (words[len(options) : len(options) + 1] == ["--"]) :]
+    worst = int(ExitCode.DONE)
+    for file in files:
+        try:
+            done = asked(Path(file), options, "--check", "--oneline", "--quiet")
+            said, code = f"{done.stdout}{done.stderr}".strip(), done.returncode
+        except UserError as error:
+            said, code = str(error), int(error.exit_code)
+        print(printable(f"{file}: {said}"))
+        if code:
+            worst = max(worst, code, key=lambda each: (each in BAD, BAD.index(each) if each in BAD else each))
+    return worst
+
 
 MARK = "<!-- foretrain -->"  # by which the comment is found and replaced
 MOST_CONFIGS, LONGEST = 50, 300  # a comment has room for 65,536 characters
@@ -127,10 +208,10 @@ def markdown(rows: Sequence[Change], words: Sequence[str]) -> str:
     return "\n".join([*head, *lines, "", say("pull_request.by", version=installed("foretrain"), command=command), ""])
 
 
-def main(arguments: Sequence[str]) -> int:
+def pull_request(arguments: Sequence[str]) -> int:
     """Write the comment; 3 with --check where a config does not fit, 2 where one is wrong."""
     parser = argparse.ArgumentParser(
-        prog="pull_request", description=(__doc__ or "").partition("\n")[0], allow_abbrev=False
+        prog="pull-request", description="Write what a pull request changes of configs.", allow_abbrev=False
     )
     parser.add_argument("--base", required=True, help="the branch or commit to compare with")
     parser.add_argument("--configs", nargs="+", required=True, help="patterns of their paths, such as 'config/*.toml'")
@@ -154,4 +235,5 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    of_pull_request = sys.argv[1:2] == ["pull-request"]
+    sys.exit(pull_request(sys.argv[2:]) if of_pull_request else pre_commit(sys.argv[1:]))

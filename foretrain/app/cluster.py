@@ -19,7 +19,6 @@ from foretrain.hardware import devices
 from foretrain.hardware.catalogue import Gpu, stated_bytes
 from foretrain.hardware.cluster import Cluster, cluster
 from foretrain.predict.ranks import ClusterPlan, share, timed, traced, with_pays
-from foretrain.predict.trace import interpreter
 
 
 def plan_cluster(
@@ -97,10 +96,9 @@ def _check(resolved: ResolvedConfig, cards: Cluster) -> None:
         raise UserError("usage.hsdp_of_one_node", cluster=cards.text)
 
 
-def traced_cluster(plan: ClusterPlan, listen: Listen, python: str = "", alloc_conf: str = "") -> ClusterPlan:
-    """Trace the plan's memory, by the torch of another environment where `python` names one. Raises UserError."""
-    with interpreter.use_interpreter(python):
-        return with_pays(traced(plan, settings_of(plan.one_card, alloc_conf), listen))
+def traced_cluster(plan: ClusterPlan, listen: Listen, alloc_conf: str = "") -> ClusterPlan:
+    """Trace the plan's memory. Raises UserError."""
+    return with_pays(traced(plan, settings_of(plan.one_card, alloc_conf), listen))
 
 
 def advise_cluster(

@@ -253,11 +253,11 @@ class _Reader:
             match statement:
                 case ast.Expr(value=ast.Constant()) | ast.Pass():
                     pass
-                case ast.Expr(value=ast.Call(func=ast.Name(id="print"))) if not _binds(statement, self.known):
+                case ast.Expr(value=ast.Call(func=ast.Name(id="print"))) if _bound(statement).isdisjoint(self.known):
                     pass
                 case ast.ImportFrom(module=str(module), names=[ast.alias(name="*")]):
                     self.import_star(module, statement, source)
-                case ast.Import() | ast.ImportFrom() if not _binds(statement, self.known):
+                case ast.Import() | ast.ImportFrom() if _bound(statement).isdisjoint(self.known):
                     self.result.notes.append(UserError("config.import_skipped", source=source))
                 case ast.Assign(targets=targets, value=value) if all(_is_plain(each) for each in targets):
                     for target in targets:
@@ -317,12 +317,17 @@ class _Reader:
         anything = bool(words & _SETS_ANYTHING) or _has_star(statement)
         for name in _names(statement, ast.Store):
             self.names.pop(name, None)
-        if anything or _binds(statement, self.known):
-            self.is_opaque |= anything
-            self.problem(source, _quoted(statement))
-        else:
-            what = _quoted(statement)
+        what, bound = _quoted(statement), _bound(statement) & self.known
+        keys = sorted(bound - self.inert)
+        if anything:
+            self.is_opaque = True
+            self.result.problems.append(UserError("config.sets_anything", source=source, what=what))
+        elif keys:
+            self.problem(source, what, key=",".join(keys))
+        elif not bound:
             self.result.notes.append(UserError("config.statement_skipped", source=source, what=what))
+        for key in sorted(bound & self.inert):
+            self.result.notes.append(UserError("config.skipped_value", key=key, source=source, what=what))
 
     def problem(self, source: str, what: str, **key: str) -> None:
         self.result.problems.append(UserError("config.not_data", source=source, what=what, **key))
@@ -367,11 +372,11 @@ def _has_star(statement: ast.stmt) -> bool:
     return any(isinstance(n, ast.ImportFrom) and n.names[0].name == "*" for n in ast.walk(statement))
 
 
-def _binds(statement: ast.stmt, known: set[str]) -> bool:
+def _bound(statement: ast.stmt) -> set[str]:
     bound = _names(statement, ast.Store) | _names(statement, ast.Del)
     for node in ast.walk(statement):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             bound.add(node.name)
         elif isinstance(node, ast.Import | ast.ImportFrom):
             bound |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
-    return not bound.isdisjoint(known)
+    return bound

@@ -38,6 +38,7 @@ NANOGPT_DEFAULTS = {
 _OTHER_MODEL = re.compile(
     r"(num|n)_(kv_heads?|key_value_heads|kv_groups|query_groups|(routed_|shared_)?experts?)(_per_tok(en)?)?|(use_)?moe"
     r"|(model_|hidden_|ffn_|ff_|inter_)?dim|d_(model|ff|inner|state)|n_inner|(hidden|intermediate|model)_size"
+    r"|(use_)?swiglu|block_type|n_sense_vectors?|(llama|model|hf)_config(_path)?"
 )
 LEFT_OUT = set(named(lambda option: option.inert or option.label))  # what nanoGPT's file computes of these
 ALIASES = {alias: name for name, option in OPTIONS.items() for alias in option.aliases}
@@ -287,7 +288,8 @@ def _misspelt(key: str) -> bool:
 
 
 def _changes_model(key: str, value: Any) -> bool:
-    return _OTHER_MODEL.fullmatch(key.lower()) is not None and value not in (None, False, 0, 1, "")
+    plain = value is not True and value in (None, False, 0, 1, "")
+    return _OTHER_MODEL.fullmatch(key.lower()) is not None and not plain
 
 
 def _add_toml(text: str, path: str, found: _Collected) -> None:
@@ -358,7 +360,8 @@ def _finish(found: _Collected) -> ResolvedConfig:
     if found.empty_files and all(key.startswith("wandb_") for key in values):
         found.problems.append(UserError("config.sets_nothing", path=found.empty_files[0]))
     # What the command line gives needs no value in the file.
-    found.problems = [each for each in found.problems if not sources.get(_key_in(each), "").startswith("-")]
+    typed = {key for key, source in sources.items() if source.startswith("-")}
+    found.problems = [each for each in found.problems if not _keys_in(each) or not _keys_in(each) <= typed]
     notes, problems = weights_file.apply(values, sources)
     found.notes += notes
     found.problems += problems
@@ -375,9 +378,9 @@ def _finish(found: _Collected) -> ResolvedConfig:
     return ResolvedConfig(config, sources, tuple(found.notes), name, files, piped_nanogpt=found.piped_nanogpt)
 
 
-def _key_in(problem: UserError) -> str:
-    key = str(problem.values.get("key", "")) if problem.id == "config.not_data" else ""
-    return ALIASES.get(key, key)
+def _keys_in(problem: UserError) -> set[str]:
+    keys = str(problem.values.get("key", "")) if problem.id == "config.not_data" else ""
+    return {ALIASES.get(key, key) for key in keys.split(",") if key}
 
 
 def _joined(setting: Setting) -> Setting:

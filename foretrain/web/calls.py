@@ -16,6 +16,7 @@ from foretrain.base.messages import format_value, isolated, option_help, option_
 from foretrain.base.records import Record
 from foretrain.config.finetune import pasted
 from foretrain.config.finetune.options import ASKED, FINETUNE_OPTIONS
+from foretrain.config.hub.source import facts_of
 from foretrain.config.inference import WORDS
 from foretrain.config.option import GROUPS, Option
 from foretrain.config.options import OPTIONS
@@ -35,7 +36,7 @@ _GROWTH = {"doubling": (1.0,), "halves": (1.0, 1.5)}
 
 def form_json(kind: str) -> dict[str, Any]:
     """Return what the form of a kind of run needs once: its options, its presets or models, its devices."""
-    known = [_model(model) for model in models().values()]
+    known = [_model(model) for name, model in models().items() if facts_of(model.config, name)]
     if kind == "pretraining":
         first = {"id": "", "text": say("page.no_preset"), "source": ""}
         known = [first, *({"id": name, "text": name, "source": ""} for name in PRESETS)]

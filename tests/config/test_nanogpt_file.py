@@ -237,6 +237,23 @@ def test_the_command_line_needs_no_value_in_the_file() -> None:
     assert resolve(["p.py", "--batch_size=4", "--n_embd=384"]).config.batch_size == 4
 
 
+def test_a_statement_needs_no_values_that_the_command_line_gives() -> None:
+    Path("p.py").write_text("n_layer, n_head = 1, 1\nfor _ in range(3):\n    n_layer += 1\n    n_head += 1\n")
+    with pytest.raises(ConfigError, match=r"--key=value"):
+        resolve(["p.py", "--n_layer=4"])
+    assert resolve(["p.py", "--n_layer=4", "--n_head=4"]).config.n_head == 4
+    Path("p.py").write_text("for name in names:\n    globals()[name] = 1\n")
+    with pytest.raises(ConfigError) as caught:
+        resolve(["p.py", "--n_layer=4"])
+    assert [problem.id for problem in caught.value.problems] == ["config.sets_anything"]
+
+
+def test_a_statement_that_sets_a_label_is_a_note() -> None:
+    Path("p.py").write_text("n_layer = 3\ntry:\n    wandb_run_name += 'x'\nexcept Exception:\n    pass\n")
+    resolved = resolve(["p.py"])
+    assert [(note.id, note.values["key"]) for note in resolved.notes] == [("config.skipped_value", "wandb_run_name")]
+
+
 def test_one_cause_is_told_once() -> None:
     Path("p.py").write_text("exec(open('not/here.py').read())\nn_embd = 64 * heads\n")
     with pytest.raises(ConfigError) as caught:
@@ -250,7 +267,8 @@ def test_one_cause_is_told_once() -> None:
         ("use_flash = True", None), ("resume_dir = None", None), ("n_experts = 1", None), ("moe = False", None),
         ("n_experts = 8", "config.changes_model"), ("n_query_groups = 2", "config.changes_model"),
         ("d_model = 512", "config.changes_model"), ("batchsize = 4", "config.unknown_key_near"),
-        ("n_layers = 4", "config.unknown_key_near"),
+        ("n_layers = 4", "config.unknown_key_near"), ("use_swiglu = True", "config.changes_model"),
+        ("llama_config_path = 'llama.json'", "config.changes_model"), ("block_type = None", None),
     ],
 )  # fmt: skip
 def test_a_key_of_the_forks_own(line: str, id: str | None) -> None:

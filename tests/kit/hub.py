@@ -22,3 +22,16 @@ def named_shapes(config: dict[str, Any]) -> list[tuple[str, tuple[int, ...]]]:
         model = AutoModelForCausalLM.from_config(transformers_config(config))
     model.tie_weights()
     return [(name, tuple(each.shape)) for name, each in model.named_parameters()]
+
+
+def counted(config: dict[str, Any]) -> int:
+    """The parameters of the whole model that transformers builds, with the tower of one that reads pictures."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    made = transformers_config(config)
+    kind = AutoModelForImageTextToText if "vision_config" in config else AutoModelForCausalLM
+    with torch.device("meta"):
+        model = kind.from_config(made)
+    model.tie_weights()
+    return sum(each.numel() for each in model.parameters())

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from foretrain.base.errors import UserError
-from foretrain.config.finetune.formats.format import Format, attention, method_of, targets, training
+from foretrain.config.finetune.formats.format import Format, attention, checkpointing, method_of, targets, training
 from foretrain.config.finetune.formats.sharding import shards
 from foretrain.config.finetune.table import Table, known_keys, rows_of
 from foretrain.config.values import flag
@@ -47,7 +47,7 @@ def _read(name: str, given: Table, text: str) -> None:
     row, found, flat = rows_of("own")[name], given.found, flattened(given.keys)
     for key, value in flat.items():
         named = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
-        flat[key] = flat.get(named[1]) if named else value
+        flat[key] = flat.get(named[1]) if named else None if value == "None" else value
     table = Table(flat, found)
     models = [value for key in row["model"].split() if isinstance(value := table.take(key), str)]
     found.model = models[0].removeprefix("checkpoints/") if models else None
@@ -101,6 +101,7 @@ def _automodel(table: Table, adapters: bool) -> None:
     method_of(table, "peft.dim", adapters=adapters, four_bit=four_bit, dora=table.flag("peft.use_dora"))
     if adapters and not table.flag("peft.match_all_linear"):
         targets(table, "peft.target_modules")
+    checkpointing(table, "distributed.activation_checkpointing")
     recipe = table.word("recipe")
     if "NextTokenPrediction" not in recipe and "VLM" not in recipe:
         training(table, "unknown", "recipe")
@@ -160,6 +161,8 @@ def _instruct(table: Table, adapters: bool) -> None:
     method_of(table, "use_lora", adapters=lora, four_bit=lora and table.flag("use_qlora"), dora=False)
     if table.found.values.get("liger"):
         table.found.values["dtype"] = "float32"
+    if table.take("beta", table.take("loss_type")) is not None:
+        table.give("training", "dpo", "beta")
 
 
 _TRAINERS: dict[str, Callable[[Table, bool], None]] = {

@@ -127,6 +127,7 @@ def _recipe(table: Table, text: str) -> None:
     if run and "distributed" in recipe:
         table.found.sharding = "fsdp"
         table.found.cards = int(run[1]) if run[1] and int(run[1]) > 1 else 0
+        table.found.cards_key = "nproc_per_node"
         table.unplanned("recipe", recipe)
     loss = table.keys.get("loss")
     named = f"{recipe} {loss.get('_component_', '')} {' '.join(table.keys)}" if isinstance(loss, Mapping) else recipe

@@ -214,7 +214,7 @@ class _Script:
         """Take the arguments of a call that decides something."""
         name = self._named(call.func)
         owner = self._named(call.func.value) if isinstance(call.func, ast.Attribute) else ""
-        scope = self.scopes[call]
+        self._merge(name, scope := self.scopes[call])
         trainer, head = _TRAINER.fullmatch(name), _HEAD.fullmatch(owner)
         if (name == "train" and not call.args and owner != "model") or name == "unsloth_train":
             self.trained.add(scope)
@@ -222,8 +222,6 @@ class _Script:
         if name in _MODELS and scope in self.trained:  # what is loaded then is tried or merged, by itself
             self.reloaded |= set() if re.search("Token|Processor", owner) else {scope}
             return
-        if _MERGES.fullmatch(name) and scope in self.trained - self.reloaded:
-            self.keys["merge"] = True
         self._length(call, name, owner)
         self.adapts |= name in ("get_peft_model", "add_adapter") or any(
             each.arg == "peft_config" for each in call.keywords
@@ -272,6 +270,11 @@ class _Script:
                 self.keys["keeps_logits"] = True
             elif keyword.arg == "bnb_4bit_compute_dtype" and _last(keyword.value) == "float32":
                 self.keys[keyword.arg] = Unread("bnb_4bit_compute_dtype = float32")
+
+    def _merge(self, name: str, scope: ast.AST) -> None:
+        """Take that what was trained is merged where it is."""
+        if _MERGES.fullmatch(name) and scope in self.trained - self.reloaded:
+            self.keys["merge"] = True
 
     def _keywords(self, call: ast.Call) -> Iterator[ast.keyword]:
         """The arguments by name, those of a literal table after ** as well."""

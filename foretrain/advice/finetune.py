@@ -62,6 +62,8 @@ def search_of(plan: SearchedPlan, goal: Goal | None) -> Search:
     """Raises UserError as `advise` does."""
     rules = TUNING if isinstance(plan, FineTunePlan) else GENERATING
     choices: tuple[Goal, ...] = ("fit", "speed", "cost", *(["quality"] if rules is TUNING else []))
+    if goal == "quality" not in choices:
+        raise UserError("usage.generation_quality")
     if goal and goal not in choices:
         raise UserError("usage.finetune_goal", goal=goal[:80], choices=choices)
     base = _planned(plan)

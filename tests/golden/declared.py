@@ -17,7 +17,9 @@ DECLARED: tuple[Declared, ...] = (
     Declared("", r"tune\.merge$", MERGE, old=r"^\(nothing\)$", new="False"),
     Declared("", r"phases\[\d+\]$", MERGE, old=r"'phase': 'merge'", new=r"^\(nothing\)$"),
     Declared("", r"stdout:\d+$", MERGE, old="^  merging ", new=r"^\(nothing\)$"),
-    Declared("show-config", r"stdout:\d+$", MERGE, old=r"^\(nothing\)$", new="merge +False|adapters into|the card, after"),
+    Declared(
+        "show-config", r"stdout:\d+$", MERGE, old=r"^\(nothing\)$", new="merge +False|adapters into|the card, after"
+    ),
     Declared("serve finetune|python finetune|--(snapshot|lang ar)|finetune.*--explain|torchtune", "", MERGE),
     Declared("finetune: (qwen3-8b|llama-3.2-1b) --method.full", "advised|stdout:7", MERGE),
     Declared("finetune file: .*seqcls_script.py", "", CLASSES),

@@ -296,7 +296,7 @@ class _Script:
         """Two trainings in one script, which say this otherwise, are none that can be told apart."""
         key, said = f"{keyword.arg}", ast.dump(keyword.value)
         if self.said.setdefault(key, said) != said:
-            self.keys["twice"] = Unread(f"{key}, given twice")
+            self.keys["twice"] = Unread(f"{key}, set to two values")
 
     def _trains(self, trainer: re.Match[str] | None) -> bool:
         """Whether a class is a trainer's or its config: one that is known, or any other of TRL's."""
@@ -371,6 +371,7 @@ class Unread(str):
 def without_unread(keys: dict[str, Any], found: FileSettings) -> dict[str, Any]:
     """The keys that are literals; what would have to be run and decides something is named as not planned."""
     known = known_keys("trainer", "unsloth", "trl", "adapter", "training")
+    found.unread_model = str(keys.get("model_name")) if isinstance(keys.get("model_name"), Unread) else ""
     for key, value in keys.items():
         if isinstance(value, Unread) and key != "model_name" and known.get(key) != "harmless":
             found.unplanned[str(value)] = "at_least" if key in ("images", "ref_model") else "unknown"

@@ -30,7 +30,6 @@ from foretrain.advice.record import Advice, Advices, Idle, Way, with_settings
 from foretrain.advice.rules import BY_ID, ORDER, RULES
 from foretrain.advice.rules.base import Change, Exactness, Goal, Rule, State
 from foretrain.advice.search import WORTH, AnyPlan, Search, Try, goal_of
-from foretrain.base.errors import UserError
 from foretrain.config.options import RunConfig
 from foretrain.config.shape import ModelShape
 from foretrain.hardware.catalogue import Gpu, catalogue, find
@@ -75,13 +74,15 @@ def advise(
     if isinstance(plan, FineTunePlan | InferencePlan):
         return finetune.advise(plan, goal)
     search = search_of(plan, step or (plan.step if isinstance(plan, Plan) else "foretrain"), goal, rents)
-    if search.goal == "quality" and isinstance(plan, Plan):
-        return lower_losses(plan, search, lambda: advise(plan, step, "speed"), goal)
-    singles, idle = _singles(search, quick)
-    found = [*singles, *_sets(search, singles, quick)]
+    known: dict[str, Any] = {}
     if isinstance(plan, ClusterPlan):
         way = Way.of(plan.best or plan.least)
         known = {"cluster": plan.cluster, "way": way, "counts": counts(plan, search)}
+    if search.goal == "quality":
+        return lower_losses(plan, search, lambda: advise(plan, step, "speed"), goal, **known)
+    singles, idle = _singles(search, quick)
+    found = [*singles, *_sets(search, singles, quick)]
+    if isinstance(plan, ClusterPlan):
         return _answer(plan.one_card, search, goal, found, [*idle, *buckets(plan, search.state.way)], **known)
     if not quick or not any(c.fits for c in found):
         found += _cards(search, found)
@@ -108,8 +109,6 @@ def search_of(
 ) -> Search:
     """What advice is looked for from. Raises UserError as `advise` does."""
     if isinstance(plan, ClusterPlan):
-        if goal == "quality":
-            raise UserError("usage.cluster_quality")
         rank, one, cluster = plan.best or plan.least, plan.one_card, plan.cluster
         state = State(one.config, cluster.gpu, step, one.used_by_others_bytes, cluster, plan.ways, rank.id)
         planner = Planner(lambda state, count: outcome_of(state, count, one.timing))

@@ -1,19 +1,21 @@
 """What to change in fine-tuning or in generating text, each change planned: what makes it fit, faster or cheaper."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 from foretrain.advice.planner import Count, Outcome, Planner
-from foretrain.advice.record import Advice, Advices
+from foretrain.advice.record import Advice, Advices, slowdown
 from foretrain.advice.rules.base import Goal, PlannedState, Rule
 from foretrain.advice.rules.finetuning import TUNING
 from foretrain.advice.rules.generation import GENERATING
 from foretrain.advice.search import WORTH, Members, Search, Try, goal_of, smallest_sets
 from foretrain.base.errors import UserError
-from foretrain.predict.finetune.memory import PHASES
-from foretrain.predict.finetune.plan import FineTunePlan, check_exact, untimed, with_time
+from foretrain.predict.finetune.memory import PHASES, estimated
+from foretrain.predict.finetune.plan import FineTunePlan, bounded, check_exact, retuned, time_of, untimed
 from foretrain.predict.inference.plan import InferencePlan, replanned
+from foretrain.predict.memory import RunMemory
 from foretrain.predict.timing import Timing
 
 SearchedPlan = FineTunePlan | InferencePlan
@@ -60,9 +62,11 @@ def search_of(plan: SearchedPlan, goal: Goal | None) -> Search:
     """Raises UserError as `advise` does."""
     rules = TUNING if isinstance(plan, FineTunePlan) else GENERATING
     choices: tuple[Goal, ...] = ("fit", "speed", "cost", *(["quality"] if rules is TUNING else []))
+    if goal == "quality" not in choices:
+        raise UserError("usage.generation_quality")
     if goal and goal not in choices:
         raise UserError("usage.finetune_goal", goal=goal[:80], choices=choices)
-    base = Outcome(PlannedState(plan), plan.memory, plan.available_bytes, lambda: plan.timing)
+    base = _planned(plan)
     wanted: Goal = "quality" if goal == "quality" else goal_of(plan, base, goal)
     return Search(
         Planner(lambda options, count: _outcome(plan, dict(options), count)), base, wanted, rules, _price, _best_first
@@ -73,18 +77,36 @@ def _outcome(plan: SearchedPlan, options: Values, count: Count) -> Outcome | Non
     """The run with other options; None where this model or card cannot have them. How often an optimizer pages, and so
     what it takes, nobody can say."""
     try:
-        made = untimed(plan, **options) if isinstance(plan, FineTunePlan) else replanned(plan, **options)
+        made = _planned(replanned(plan, **options)) if isinstance(plan, InferencePlan) else _tuned(plan, options)
     except UserError:
         return None
     count(tuple(options.items()))
-    paged = str(options.get("optim", "")).startswith("paged")
+    return made
 
-    def timed() -> Timing | None:
-        if isinstance(plan, FineTunePlan) and isinstance(made, FineTunePlan) and plan.timing and not paged:
-            return with_time(made, plan).timing
-        return made.timing
 
-    return Outcome(PlannedState(made), made.memory, made.available_bytes, timed)
+def _planned(plan: SearchedPlan) -> Outcome:
+    config = plan.tune if isinstance(plan, FineTunePlan) else plan.asked
+    tensors = {phase.phase: phase.tensors_bytes for phase in plan.memory.phases}
+    return Outcome(PlannedState(plan, config), plan.memory, plan.available_bytes, lambda: plan.timing, tensors=tensors)
+
+
+def _tuned(plan: FineTunePlan, options: Values) -> Outcome:
+    """A fine-tuning run, whose tensors go through the allocator when somebody asks for more than them."""
+    tune, room = retuned(plan, **options), plan.available_bytes
+    timed = plan.timing is not None and not str(options.get("optim", "")).startswith("paged")
+
+    def time() -> Timing | None:
+        return time_of(plan, tune) if timed else None
+
+    if plan.facts is None:
+        return replace(_planned(untimed(plan, **options)), timed=time)
+    ledger = estimated(plan.facts, tune, plan.gpu)
+    tensors = {name: peak.nbytes for name, peak in ledger.peaks.items()}
+
+    def memory() -> RunMemory:
+        return bounded(ledger.judged(room, plan.gpu.memory_bytes), plan.bound)
+
+    return Outcome(PlannedState(plan, tune), memory, room, time, tensors=tensors)
 
 
 def together(search: Search, ids: Members) -> Try | None:
@@ -176,7 +198,7 @@ def _sets(search: Search, members: Members, alone: Mapping[str, Try]) -> list[Tr
         return (*cheaper, *search.rules[id].milder)
 
     costliest = sorted(members, key=lambda id: search.order(alone[id]), reverse=True)
-    weakest = sorted(members, key=lambda id: -alone[id].needed_bytes)
+    weakest = sorted(members, key=lambda id: -alone[id].outcome.least_bytes)
     smallest = smallest_sets(search, [tuple(costliest), tuple(weakest)], kept, milder)
     if len(smallest) == 1:  # another way: something else in the place of one of its changes, such as another loop
         ids = smallest[0].rules
@@ -214,18 +236,22 @@ def _strongest(search: Search, alone: Mapping[str, Try]) -> list[Members]:
 
 def _phases(outcome: Outcome) -> list[int]:
     """Bytes of tensors in each phase. Preparing and merging are of adapters alone: 0 without."""
-    sizes = {phase.phase: phase.allocated_bytes for phase in outcome.memory.phases}
-    return [sizes.get(name, 0) for name in PHASES]
+    return [outcome.tensors.get(name, 0) for name in PHASES]
 
 
 def _nearest(search: Search, tries: Sequence[Try]) -> list[Try]:
     """What comes nearest of single changes and of all together: tight ones, then those that need least."""
-    saving = [each for each in tries if search.saved(each.outcome) > 0]
+    saving: list[Try] = []
+    for each in sorted(tries, key=lambda each: each.outcome.least_bytes):
+        nearer = [other for other in saving if other.needed_bytes <= each.outcome.least_bytes]
+        if each.outcome.hopeless and len(nearer) >= NEAREST:
+            break
+        saving += [each] if search.saved(each.outcome) > 0 else []
     return sorted(saving, key=lambda each: (each.outcome.verdict != "tight", each.needed_bytes))[:NEAREST]
 
 
 def _price(search: Search, tried: Try) -> float:
-    return search.effect(tried.outcome).slower or 0.0
+    return slowdown(search.base, tried.outcome) or 0.0
 
 
 def _best_first(search: Search, tried: Try) -> tuple[object, ...]:

@@ -4,8 +4,8 @@ Memory does not depend on what other programs use, and on the card only by its k
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -27,24 +27,34 @@ Count = Callable[[object], None]  # hears of each estimate of memory, by what it
 @dataclass(frozen=True)
 class Outcome:
     """What a run of any kind takes. `state`: the run, a State or a PlannedState; `timed`: its time, where that is asked
-    for. `rank`: how several cards share the step; their memory is that of one."""
+    for. `rank`: how several cards share the step; their memory is that of one. `tensors`: their bytes in each phase,
+    where they are known before the memory is."""
 
     state: Any
-    found: Callable[[], Ledger] | RunMemory  # an estimate is made, and judged, when it is first asked for
+    found: Callable[[], Ledger | RunMemory] | RunMemory  # made, and judged, when it is first asked for
     available_bytes: int | None
     timed: Callable[[], Timing | None]
     rank: RankPlan | None = None
+    tensors: Mapping[str, int] = field(default_factory=dict[str, int])
 
     @cached_property
-    def _ledger(self) -> Ledger | None:
-        return None if isinstance(self.found, RunMemory) else self.found()
+    def _made(self) -> Ledger | RunMemory:
+        return self.found if isinstance(self.found, RunMemory) else self.found()
 
     @cached_property
     def memory(self) -> RunMemory:
-        if isinstance(self.found, RunMemory):
-            return self.found
-        assert self._ledger is not None
-        return self._ledger.judged(self.available_bytes, self.state.gpu.memory_bytes)
+        made = self._made
+        return made if isinstance(made, RunMemory) else made.judged(self.available_bytes, self.state.gpu.memory_bytes)
+
+    @property
+    def least_bytes(self) -> int:
+        """What is needed at least, as far as it is known before the memory is."""
+        return max(self.tensors.values(), default=0)
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether the tensors alone are more than there is."""
+        return self.available_bytes is not None and self.least_bytes > self.available_bytes
 
     @cached_property
     def verdict(self) -> Verdict | None:
@@ -53,9 +63,11 @@ class Outcome:
     @cached_property
     def fits(self) -> bool:
         """With the plan's margin; where nobody knows how much memory there is, nothing is refused."""
-        if self._ledger is None:
+        if self.hopeless:
+            return False
+        if isinstance(self._made, RunMemory):
             return self.verdict in ("fits", None)
-        return self._ledger.fits(self.available_bytes, self.state.gpu.memory_bytes)
+        return self._made.fits(self.available_bytes, self.state.gpu.memory_bytes)
 
     @property
     def needed_bytes(self) -> int:

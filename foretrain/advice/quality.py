@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 from foretrain.advice.best import best
 from foretrain.advice.record import Advice, Advices, Estimate, Idle, with_settings
@@ -14,6 +16,7 @@ from foretrain.config.options import RunConfig
 from foretrain.config.shape import ModelShape
 from foretrain.predict.plan import Plan
 from foretrain.predict.pretraining import adjusted, spent_by_steps
+from foretrain.predict.ranks import ClusterPlan
 from foretrain.predict.scaling import BESIROGLU
 from foretrain.predict.within import most_steps
 
@@ -21,9 +24,11 @@ LEAST_GAIN = 0.002  # nats: less than any law can tell apart
 BY_CERTAINTY = ("decay_to_end", "modern_recipe", "best_shape", "more_steps", "step_tokens")
 
 
-def lower_losses(plan: Plan, search: Search, faster: Callable[[], Advices], goal: Goal | None) -> Advices:
+def lower_losses(
+    plan: Plan | ClusterPlan, search: Search, faster: Callable[[], Advices], goal: Goal | None, **known: Any
+) -> Advices:
     """Return what would end in a lower loss within the time that the run takes now; all of it fits by the plan.
-    `faster`: the advice for speed.
+    `faster`: the advice for speed; `known`: further fields of the record.
 
     Two of the rules have an estimate, by the scaling law that ranks in best.py: more steps in the same hours, by what
     makes the step faster; and the shape of lowest estimated loss. The others have what was measured or published.
@@ -39,17 +44,21 @@ def lower_losses(plan: Plan, search: Search, faster: Callable[[], Advices], goal
             useless.append(Idle(rule=id, reason="beyond", values={"needed": made.needed_bytes}))
         else:
             useless.append(Idle(rule=id, reason="already_on" if not options else "not_here"))
-    known = _loss(plan.config, plan.work.dataset_tokens) < math.log(plan.config.vocab_size)  # less than by guessing
-    looks = {"more_steps": lambda: _more_steps(plan, search, faster()), "best_shape": lambda: _best_shape(plan, search)}
+    one = plan if isinstance(plan, Plan) else plan.one_card
+    estimable = _loss(one.config, one.work.dataset_tokens) < math.log(one.config.vocab_size)  # less than by guessing
+    looks = {
+        "more_steps": lambda: _more_steps(one, search, faster()),
+        "best_shape": lambda: _best_shape(plan, one, search),
+    }
     for id, look in looks.items():
-        if not known:  # far outside of the runs that the law was fitted to
+        if not estimable:  # far outside of the runs that the law was fitted to
             useless.append(Idle(rule=id, reason="beyond_law"))
         elif (advice := look()) is not None:
             found.append(advice)
         else:
             useless.append(Idle(rule=id, reason="no_better"))
     found.sort(key=lambda each: BY_CERTAINTY.index(each.rules[-1]))
-    return search.answer(plan, goal, found, useless=tuple(useless))
+    return search.answer(plan, goal, found, useless=tuple(useless), **known)
 
 
 def _loss(config: RunConfig, data: int | None) -> float:
@@ -72,10 +81,10 @@ def _budget(search: Search) -> Limit:
     return Limit(kind="time", amount=total_s, text=f"{total_s / 3600:.3g}h")
 
 
-def _with(search: Search, plan: Plan, rules: tuple[str, ...], config: RunConfig, step: State) -> Advice | None:
+def _with(search: Search, plan: Plan, rules: tuple[str, ...], config: RunConfig, state: State) -> Advice | None:
     """The advice of a config that is estimated to be better, and fits."""
     estimate = _estimate(plan, config)
-    outcome = search.planner.outcome(State(config, step.gpu, step.step, step.used_by_others_bytes))
+    outcome = search.planner.outcome(replace(state, config=config))
     if estimate is None or outcome is None or not outcome.fits:
         return None
     update = {"estimate": estimate, "price": round(estimate.loss_then - estimate.loss_now, 4)}
@@ -85,15 +94,19 @@ def _with(search: Search, plan: Plan, rules: tuple[str, ...], config: RunConfig,
 def _more_steps(plan: Plan, search: Search, advices: Advices) -> Advice | None:
     """The best advice for speed, and the steps that its time is good for."""
     for faster in advices.advised:
-        if faster.exactness not in ("exact", "rounding") or faster.gpu != plan.gpu.name:
+        now, cards = search.state, faster.shared.cards if faster.shared else 1
+        if faster.exactness not in ("exact", "rounding") or faster.gpu != plan.gpu.name or cards != now.world:
             continue
         config = with_settings(plan.config, faster.settings)
-        then = State(config, plan.gpu, faster.trainer, faster.used_by_others_bytes)
+        others = faster.used_by_others_bytes
+        then = replace(now, config=config, step=faster.trainer, used_by_others_bytes=others)
+        if faster.shared:
+            then = replace(then, ways=(faster.shared.way.id,))
         outcome = search.planner.outcome(then)
         if outcome is None or outcome.timing is None:
             continue
         budget = _budget(search)
-        spent = spent_by_steps(outcome.timing, then.spec, budget)
+        spent = spent_by_steps(outcome.timing, then.spec, budget, cards=cards)
         steps = most_steps(budget, then.config.tokens_per_step, spent)
         if steps <= config.max_iters:
             continue
@@ -101,7 +114,7 @@ def _more_steps(plan: Plan, search: Search, advices: Advices) -> Advice | None:
     return None
 
 
-def _best_shape(plan: Plan, search: Search) -> Advice | None:
+def _best_shape(plan: Plan | ClusterPlan, one: Plan, search: Search) -> Advice | None:
     if plan.config.init_from != "scratch" or plan.config.recipe != "nanogpt" or plan.available_bytes is None:
         return None
     try:
@@ -110,4 +123,6 @@ def _best_shape(plan: Plan, search: Search) -> Advice | None:
         return None
     if winner.timing.length_s.expected_s > 1.01 * (search.base.total_s or 0):
         return None
-    return _with(search, plan, ("best_shape",), winner.config, search.state)
+    sharing = {name: getattr(plan.config, name) for name in ("strategy", "hold_gradients")}  # the plan's is the state's
+    config = winner.config.model_copy(update=sharing)
+    return _with(search, one, ("best_shape",), config, search.state)

@@ -62,6 +62,16 @@ def phase_effects(now: RunMemory, then: RunMemory) -> tuple[PhaseEffect, ...]:
     )  # fmt: skip
 
 
+def slowdown(now: Outcome, then: Outcome) -> float | None:
+    """Return the share of time that a run then takes more; for a token where steps may have other tokens, else of the
+    step."""
+    old, new = now.timing, then.timing
+    if not old or not new:
+        return None
+    by_token = now.rank or isinstance(now.state.config, FineTune)
+    return (old.tokens_per_s / new.tokens_per_s if by_token else new.step_s.expected_s / old.step_s.expected_s) - 1
+
+
 class Effect(Record):
     """What a run takes in one state, beside the run as it is now.
 
@@ -85,13 +95,10 @@ class Effect(Record):
 
     @classmethod
     def of(cls, now: Outcome, then: Outcome) -> "Effect":
-        """Return what a run takes then; `slower` for a token where steps may have other tokens, else of the step."""
+        """Return what a run takes then."""
         old, new = now.timing, then.timing
-        slower = longer = None
+        slower, longer = slowdown(now, then), None
         if old and new:
-            by_token = now.rank or isinstance(now.state.config, FineTune)
-            steps = new.step_s.expected_s / old.step_s.expected_s
-            slower = (old.tokens_per_s / new.tokens_per_s if by_token else steps) - 1
             longer = new.length_s.expected_s / old.length_s.expected_s - 1
         return cls(
             needed_bytes=then.needed_bytes, saved_bytes=now.needed_bytes - then.needed_bytes,

@@ -112,7 +112,7 @@ def _estimated(estimate: FineTuneLedger, phase: str, symbols: dict[str, int]) ->
             count=count,
             size_bytes=count * kind.size.nbytes,
         )
-        for kind, count in estimate.alive.get(phase, ())
+        for kind, count in estimate.peaks[phase].alive.items()
         if count
     ]
     return sorted(found, key=lambda tensor: -tensor.size_bytes)

@@ -59,6 +59,7 @@ class Part:
 
     events: list[int]
     first: int  # of its births
+    births: int
     top_bytes: int
     moment: str
     alive: dict[tuple[str, Size], int]
@@ -89,19 +90,21 @@ class Passage:
     ) -> "Passage":
         """From all its events, each with its moment; the second part begins at `split`."""
         nbytes = [size.nbytes for _, size in kinds]
-        parts = []
+        parts, first = [], given
         for start, end in ((0, split), (split, len(events))):
             own = events[start:end]
+            births = sum(e >= 0 for e in own)
             running = list(accumulate(nbytes[e] if e >= 0 else -nbytes[~e] for e in own))
             top = max(running, default=0)
             at = running.index(top) if running else 0
             parts.append(
                 Part(
-                    events=own, first=given + sum(e >= 0 for e in events[:start]), top_bytes=top,
+                    events=own, first=first, births=births, top_bytes=top,
                     moment=moments[start + at] if own else "", alive=_balance(own[: at + 1], kinds),
                     change=_balance(own, kinds), change_bytes=running[-1] if running else 0,
                 )
             )  # fmt: skip
+            first += births
         ended = {~e for e in events if e < 0}
         return cls(tuple(parts), kinds, [s for s in range(len(kinds)) if s not in ended], moments, given, streams or {})
 
@@ -254,7 +257,7 @@ class Timeline(Lifetimes):
             ]  # fmt: skip
         else:
             self.events += [e + shift if e >= 0 else e - shift for e in part.events]
-        allocated = sum(e >= 0 for e in part.events)
+        allocated = part.births
         self.sizes += [size.nbytes for _, size in kinds[first : first + allocated]]
         if self.stream:
             self.streams |= dict.fromkeys(range(first + shift, first + shift + allocated), self.stream)

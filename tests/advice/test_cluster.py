@@ -13,12 +13,10 @@ from foretrain.advice.record import SCHEMA, Advice, Advices, Cards
 from foretrain.advice.rules import BY_ID, ORDER, RULES
 from foretrain.advice.rules.base import Change, Rule, State
 from foretrain.advice.rules.cards import counted
-from foretrain.app.cluster import advise_cluster, make_cluster_plan, plan_cluster
+from foretrain.app.cluster import advise_cluster, plan_cluster
 from foretrain.app.plan import resolved_of
-from foretrain.base.errors import UserError
 from foretrain.base.messages import has, say
 from foretrain.config.options import RunConfig
-from foretrain.config.resolve import ResolvedConfig
 from foretrain.config.sharing import Sharing, recut
 from foretrain.hardware.catalogue import find
 from foretrain.hardware.cluster import cluster
@@ -45,9 +43,9 @@ def shared(change: Advice) -> Cards:
     return change.shared
 
 
-def again(found: Advices, change: Advice) -> tuple[int, float, str | None]:
+def again(found: Advices, change: Advice, given: dict[str, Any] = SMALL) -> tuple[int, float, str | None]:
     """(bytes that a card needs, seconds of a step, verdict) by a plan of the changed run from the beginning."""
-    config: RunConfig = resolved_of("gpt2-124m", SMALL).config
+    config: RunConfig = resolved_of("gpt2-124m", given).config
     config = config.model_copy(update={s.option: s.after for s in change.settings})
     cards = cluster(change.shared.text, change.shared.link)
     made = share(plan(config, cards.gpu), cards)
@@ -197,11 +195,18 @@ def test_one_file_more_is_one_rule_more(monkeypatch: pytest.MonkeyPatch) -> None
     assert advised["half_the_layers",].exactness == "other model"
 
 
-def test_a_goal_that_is_not_planned_for_several_cards() -> None:
-    made = make_cluster_plan(ResolvedConfig(RunConfig(**SMALL), {}), cluster("2 x RTX 3090"))
-    with pytest.raises(UserError) as error:
-        advise(made, "foretrain", "quality")
-    assert error.value.id == "usage.cluster_quality"
+def test_a_lower_loss_is_what_a_new_plan_of_the_cards_says() -> None:
+    options = {**SMALL, "gradient_accumulation_steps": 32, "max_iters": 20000}
+    lower = advise_cluster("gpt2-124m", "2 x RTX 3090", goal="quality", **options)
+    assert lower.cluster is not None
+    assert {each.rules[-1] for each in lower.advised} >= {"modern_recipe", "best_shape"}
+    for change in lower.advised:
+        needed, step_s, verdict = again(lower, change, options)
+        assert (needed, verdict) == (change.effect.needed_bytes, "fits")
+        assert step_s == pytest.approx(change.effect.step_s)
+        assert shared(change).cards == 2
+        if change.estimate:
+            assert (change.effect.total_s or 1e9) <= 1.01 * (lower.now.total_s or 0)
 
 
 def test_the_command_line() -> None:

@@ -69,11 +69,10 @@ def test_evaluation_logits_go_to_the_host_or_are_not_kept() -> None:
     ).stdout  # fmt: skip
 
 
-def test_adapters_are_merged_elsewhere_where_that_needs_most() -> None:
-    words = "qwen3-8b --method qlora --loop unsloth --offload-checkpoints --merge --gpu 4060"
-    found = json.loads(foretrain("plan", *words.split(), "--json").stdout)
-    assert found["verdict"] == "tight"
-    assert found["advice"]["advised"][0]["rules"][0] == "unmerged"
+def test_adapters_are_merged_elsewhere_where_a_run_merges() -> None:
+    options = [{"merge": True}, {}]
+    found = [[change.options for change in TUNING["unmerged"].changes(a_plan(**each))] for each in options]
+    assert found == [[{"merge": False}], []]
 
 
 def words_of(options: dict[str, object]) -> list[str]:

@@ -389,6 +389,14 @@ def test_what_a_script_does_by_itself_decides(more: str, tmp_path: Path) -> None
     assert {*read_finetune(str(path))[2].unplanned.values()} == {"unknown"}
 
 
+def test_a_model_that_a_script_chooses_is_said_to_be_open(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    chosen = "import sys\nname = 'gpt2'\nif len(sys.argv) > 1:\n    name = 'qwen3-0.6b'\n"
+    path.write_text(chosen + TRAINER_SCRIPT.replace('"qwen3-0.6b"', "name"))
+    found = foretrain("plan", str(path), "--gpu", "4090")
+    assert (found.returncode, "model_name = name" in found.stderr) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("end", "merges"),
     [

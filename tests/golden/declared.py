@@ -20,10 +20,14 @@ DECLARED: tuple[Declared, ...] = (
     Declared("", r"tune\.merge$", MERGE, old=r"^\(nothing\)$", new="False"),
     Declared("", r"phases\[\d+\]$", MERGE, old=r"'phase': 'merge'", new=r"^\(nothing\)$"),
     Declared("", r"stdout:\d+$", MERGE, old="^  merging ", new=r"^\(nothing\)$"),
-    Declared("show-config", r"stdout:\d+$", MERGE, old=r"^\(nothing\)$", new="merge +False|adapters into|the card, after"),
     Declared("", r"tune\.(completion_len|num_\w+|steps_per_generation|beta|vllm\w*)$", GRPO, old=r"^\(nothing\)$"),
     Declared("", r"timing\.generation_s$", GRPO, old=r"^\(nothing\)$", new="None"),
     Declared("finetune file: .*grpo_script.py", "", GRPO),
+    Declared(
+        "show-config", r"stdout:\d+$", MERGE, old=r"^\(nothing\)$", new="merge +False|adapters into|the card, after"
+    ),
+    Declared("serve finetune|python finetune|--(snapshot|lang ar)|finetune.*--explain|torchtune", "", MERGE),
+    Declared("finetune: (qwen3-8b|llama-3.2-1b) --method.full", "advised|stdout:7", MERGE),
     Declared("finetune file: .*seqcls_script.py", "", CLASSES),
     Declared("finetune file: .*(trl_dpo_full_15b.yaml|dpo_script.py)", "steps", DPO),
 )

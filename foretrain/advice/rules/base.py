@@ -79,14 +79,11 @@ class State:
 
 @dataclass(frozen=True)
 class PlannedState:
-    """A fine-tuning run, or a model that generates text, as it stands: its plan, which its rules change."""
+    """A fine-tuning run, or a model that generates text, as it stands: its options, and the plan that rules change."""
 
     plan: FineTunePlan | InferencePlan
+    config: FineTune | Inference
     step = None
-
-    @property
-    def config(self) -> FineTune | Inference:
-        return self.plan.tune if isinstance(self.plan, FineTunePlan) else self.plan.asked
 
     @property
     def gpu(self) -> Gpu:

@@ -86,7 +86,9 @@ def read_finetune(
         raise UserError("config.cannot_read", path=source[:200], reason=os.strerror(errno.ENOENT))
     named = others.get("model", found.model)
     if not named:
-        raise UserError("config.finetune_no_model", path=source)
+        id = "config.finetune_model_read" if found.unread_model else "config.finetune_no_model"
+        id = "config.finetune_accelerate_alone" if found.format == "accelerate" else id
+        raise UserError(id, path=source, what=found.unread_model)
     # What was typed is a path until it says hf:, so that a mistyped one does not go to Hugging Face.
     model = known or (_model(named, path) if given or "model" in others else find_source(source))
     if model.adapter is not None and not given:

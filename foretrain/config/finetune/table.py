@@ -56,6 +56,7 @@ class FileSettings:
     format: str
     source: str
     model: str | None = None
+    unread_model: str = ""  # what names it, where a script would have to be run for that
     values: dict[str, Any] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
     unknown: list[str] = field(default_factory=list)

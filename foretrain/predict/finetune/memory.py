@@ -1,7 +1,7 @@
 """The memory of a fine-tuning run: each phase with its components and a verdict. No torch."""
 
 import math
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from foretrain.base.process_memory import collected_later
@@ -60,20 +60,22 @@ class FineTuneLedger:
         more = run.zero.more_bytes if run.zero else 0
         span = {"expected_bytes": self.context.expected_bytes + more // 2, "high_bytes": self.context.high_bytes + more}
         self.beside = self.context.model_copy(update=span)  # the allocator's tensors that are sure
-        events, settings = timeline.packed(), Settings()
-        held = {peak.phase: peak for peak in replay(events, settings).phases}
-        names = [name for name in PHASES if name in timeline.peaks]
-        self.fit = Fit(events, Room(settings, self.beside), names)
-        self.symbols = dict(run.symbols)
-        self.alive = {name: tuple(timeline.peaks[name].alive.items()) for name in names}
+        self.peaks = {name: timeline.peaks[name] for name in PHASES if name in timeline.peaks}
+        self.fit = Fit(timeline.packed(), Room(Settings(), self.beside), list(self.peaks))
+        self.symbols, self._saved_bytes, self._paged_bytes = dict(run.symbols), run.saved_bytes, run.paged_bytes
         self.weights, self.packed = run.program.weights, run.program.packed
         self.n_trained = sum(parameter.numel() for parameter in run.trained)
         self.gradient_dtypes = tuple(sorted({parameter.dtype.name for parameter in run.trained}))
         self.n_params = sum(parameter.numel() for parameter in run.program.weights.values())
         self.n_params += sum(n_out * n_in for n_out, n_in in run.program.packed.values()) + run.program.n_original
-        phases = tuple(self._phase(name, timeline.peaks[name], held[name]) for name in names)
-        self.memory = RunMemory(
-            phases=phases, saved_bytes=run.saved_bytes, context=self.context, paged_bytes=run.paged_bytes
+
+    @cached_property
+    def memory(self) -> RunMemory:
+        """The phases. Their tensors are replayed through the allocator when somebody asks for it."""
+        held = {peak.phase: peak for peak in replay(self.fit.events, self.fit.room.settings).phases}
+        phases = tuple(self._phase(name, peak, held[name]) for name, peak in self.peaks.items())
+        return RunMemory(
+            phases=phases, saved_bytes=self._saved_bytes, context=self.context, paged_bytes=self._paged_bytes
         )
 
     def _phase(self, name: str, peak: Peak, held: PhasePeak) -> PhaseMemory:

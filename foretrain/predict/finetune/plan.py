@@ -181,26 +181,33 @@ def check_exact(plan: FineTunePlan, option: str) -> None:
 def replanned(plan: FineTunePlan, **options: object) -> FineTunePlan:
     """The same with other options, at the same prices. A step time of a log was another step's: it is estimated
     again."""
-    return with_time(untimed(plan, **options), plan)
+    made = untimed(plan, **options)
+    return made.model_copy(update={"timing": time_of(plan, made.tune)})
+
+
+def retuned(plan: FineTunePlan, **options: object) -> FineTune:
+    """The run with other options. Raises UserError for what this model or card cannot have."""
+    tune = resolved(plan.source, FineTune.model_validate({**plan.tune.model_dump(), **options}), plan.gpu)
+    if (plan.tune.preferences and not tune.preferences) or (plan.tune.scores and not tune.scores):
+        raise UserError("usage.preferences_kernels", training=tune.training, option=f"--loop {tune.loop}")
+    return tune
 
 
 def untimed(plan: FineTunePlan, **options: object) -> FineTunePlan:
     """The same with other options and without its time: a search asks for the memory of many runs. Raises UserError
-    for what this model or card cannot have."""
-    tune = resolved(plan.source, FineTune.model_validate({**plan.tune.model_dump(), **options}), plan.gpu)
-    if (plan.tune.preferences and not tune.preferences) or (plan.tune.scores and not tune.scores):
-        raise UserError("usage.preferences_kernels", training=tune.training, option=f"--loop {tune.loop}")
+    as `retuned` does."""
+    tune = retuned(plan, **options)
     answer = Answer.of(plan.source, tune, plan.gpu, plan.available_bytes)
     memory = bounded(answer.memory, plan.bound)
     return plan.model_copy(update={"tune": tune, "counts": answer.counts, "memory": memory, "timing": None})
 
 
-def with_time(plan: FineTunePlan, before: FineTunePlan) -> FineTunePlan:
-    """An untimed plan with its time, at the prices of the plan before."""
+def time_of(plan: FineTunePlan, tune: FineTune) -> Timing | None:
+    """The time of the run with other options, at the prices of the plan."""
     if plan.bound != "exact":
-        return plan
-    prices = before.timing.prices if before.timing else PRICES
-    return plan.model_copy(update={"timing": _timing(plan.source, plan.tune, plan.gpu, plan.available_bytes, prices)})
+        return None
+    prices = plan.timing.prices if plan.timing else PRICES
+    return _timing(plan.source, tune, plan.gpu, plan.available_bytes, prices)
 
 
 def timed(plan: FineTunePlan, step_s: float, prices: Prices = PRICES) -> FineTunePlan:

@@ -135,15 +135,14 @@ class Program:
             raise no_such_layers(facts, tune)
         linear = programs.load("foretrain.model.hub.linear")
         # out x in of each layer in 4 bits, and of each with an adapter
-        self.packed = {name: part.shape for name, part in whole.named_modules() if isinstance(part, linear.Linear4bit)}
+        parts = dict(whole.named_modules())
+        self.packed = {name: part.shape for name, part in parts.items() if isinstance(part, linear.Linear4bit)}
         # and of each that unsloth makes whole in a place of all, in the order in which they run
-        self.shared = [
-            self.packed[name] for name, part in whole.named_modules() if getattr(part, "in_place_of_all", False)
-        ]
-        adapters = [part for part in whole.modules() if isinstance(part, linear.Lora) and part is not whole.lm_head]
+        self.shared = [self.packed[name] for name, part in parts.items() if getattr(part, "in_place_of_all", False)]
+        adapters = [part for part in parts.values() if isinstance(part, linear.Lora) and part is not whole.lm_head]
         self.adapted = [(part.lora_B.out_features, part.lora_A.in_features) for part in adapters]
         experts = programs.load("foretrain.model.hub.experts")  # and of each parameter with one that is no layer
-        folded = [part for part in whole.modules() if isinstance(part, experts.Folded)]
+        folded = [part for part in parts.values() if isinstance(part, experts.Folded)]
         self.folded = [(part.lora_B.out_features, part.count * part.lora_A.in_features) for part in folded]
         if isinstance(whole.lm_head, linear.Lora):  # nor in 4 bits
             self.folded.append((whole.lm_head.lora_B.out_features, whole.lm_head.lora_A.in_features))

@@ -323,7 +323,7 @@ def test_an_adapter_s_file_says_how_it_was_trained(tmp_path: Path) -> None:
 
 
 def test_the_screen_names_the_phase_that_needs_most() -> None:
-    words = ("qwen3-8b", "--method", "qlora", "--unsloth", "--batch-size", "3", "--gpu", "RTX 4090")
+    words = ("qwen3-8b", "--method", "qlora", "--unsloth", "--merge", "--batch-size", "3", "--gpu", "RTX 4090")
     assert "while merging the adapters" in " ".join(foretrain("plan", *words).stdout.split())
 
 

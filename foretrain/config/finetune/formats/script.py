@@ -214,7 +214,7 @@ class _Script:
         """Take the arguments of a call that decides something."""
         name = self._named(call.func)
         owner = self._named(call.func.value) if isinstance(call.func, ast.Attribute) else ""
-        scope = self.scopes[call]
+        self._merge(name, scope := self.scopes[call])
         trainer, head = _TRAINER.fullmatch(name), _HEAD.fullmatch(owner)
         if (name == "train" and not call.args and owner != "model") or name == "unsloth_train":
             self.trained.add(scope)
@@ -222,8 +222,6 @@ class _Script:
         if name in _MODELS and scope in self.trained:  # what is loaded then is tried or merged, by itself
             self.reloaded |= set() if re.search("Token|Processor", owner) else {scope}
             return
-        if _MERGES.fullmatch(name) and scope in self.trained - self.reloaded:
-            self.keys["merge"] = True
         self._length(call, name, owner)
         self.adapts |= name in ("get_peft_model", "add_adapter") or any(
             each.arg == "peft_config" for each in call.keywords
@@ -273,6 +271,11 @@ class _Script:
             elif keyword.arg == "bnb_4bit_compute_dtype" and _last(keyword.value) == "float32":
                 self.keys[keyword.arg] = Unread("bnb_4bit_compute_dtype = float32")
 
+    def _merge(self, name: str, scope: ast.AST) -> None:
+        """Take that what was trained is merged where it is."""
+        if _MERGES.fullmatch(name) and scope in self.trained - self.reloaded:
+            self.keys["merge"] = True
+
     def _keywords(self, call: ast.Call) -> Iterator[ast.keyword]:
         """The arguments by name, those of a literal table after ** as well."""
         for keyword in call.keywords:
@@ -293,7 +296,7 @@ class _Script:
         """Two trainings in one script, which say this otherwise, are none that can be told apart."""
         key, said = f"{keyword.arg}", ast.dump(keyword.value)
         if self.said.setdefault(key, said) != said:
-            self.keys["twice"] = Unread(f"{key}, given twice")
+            self.keys["twice"] = Unread(f"{key}, set to two values")
 
     def _trains(self, trainer: re.Match[str] | None) -> bool:
         """Whether a class is a trainer's or its config: one that is known, or any other of TRL's."""
@@ -368,6 +371,7 @@ class Unread(str):
 def without_unread(keys: dict[str, Any], found: FileSettings) -> dict[str, Any]:
     """The keys that are literals; what would have to be run and decides something is named as not planned."""
     known = known_keys("trainer", "unsloth", "trl", "adapter", "training")
+    found.unread_model = str(keys.get("model_name")) if isinstance(keys.get("model_name"), Unread) else ""
     for key, value in keys.items():
         if isinstance(value, Unread) and key != "model_name" and known.get(key) != "harmless":
             found.unplanned[str(value)] = "at_least" if key in ("images", "ref_model") else "unknown"

@@ -475,7 +475,7 @@ def test_modules_left_in_16_bits_are_counted_so(tmp_path: Path) -> None:
     """Names, parts of names and patterns: an attention of two matrices of 16 bits, instead of 4.5."""
     sizes = {}
     for name, kept in {"all": [], "names": ["model.layers.0.self_attn.q_proj"], "part": ["self_attn.q_proj"],
-                       "pattern": ["re:.*layers.0.self_attn.q_proj"], "glob": ["*.0.self_attn.q*"]}.items():  # fmt: skip
+                       "pattern": ["re:model\\.layers\\.0\\..*q_proj", "re:("], "glob": ["*.0.self_attn.q*"]}.items():  # fmt: skip
         quantization = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": kept}
         (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "quantization_config": quantization}))
         phase = planned(str(tmp_path), "--inference", "--gpu", "4090")["memory"]["phases"][0]

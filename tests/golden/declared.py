@@ -10,8 +10,10 @@ PLANNED = "planned counts the estimates that a search took, of which halving tak
 LOOPS = "files of litgpt and ms-swift are read, where a command was named"
 FAMILIES = "answers about one thing share a schema, whose anchor the name has"
 MERGE = "adapters are merged where a run asks for it alone"
+MIXTURES = "each tensor of a format of llama.cpp has the type that its code gives it; more formats, layers on the host"
 DECLARED: tuple[Declared, ...] = (
     Declared("finetune|inference|text", r"(advised|partial)\[\d+\]\.price$", PRICE, figures=0.001),
+    Declared("inference", "", MIXTURES),
     Declared("", r"\.planned$", PLANNED),
     Declared("", r"schema$", FAMILIES, new="#"),
     Declared("", r"tune\.precompute_reference$", DPO, old=r"^\(nothing\)$", new="False"),

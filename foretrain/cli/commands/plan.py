@@ -58,8 +58,7 @@ foretrain plan --inference --context 16k --gpu 4070   (which models run there?)
 
 Fine-tuning takes --method, --lora-r, --seq-len, --optim, --packing, --epochs and more: see docs/fine-tuning.md.
 
-Generating text takes --context, --batch, --weights, --kv, --prompt, --engine, --split, --n-gpu-layers, --n-cpu-moe:
-see docs/inference.md."""
+Generating text takes --context, --batch, --weights, --kv, --n-cpu-moe and more: see docs/inference.md."""
 
 
 @command("plan", EPILOG, **OF_CONFIG)

@@ -22,6 +22,7 @@ out stands in docs/inference.md.
 from typing import Any
 
 from foretrain.config.hub.facts import ModelFacts
+from foretrain.config.hub.parameters import counts_of
 from foretrain.config.inference import CACHES, FORMATS, PUBLISHED, Engine, Inference
 from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.energy import Prices
@@ -173,7 +174,7 @@ def decode_parts(
     params = _token_params(facts, share) + facts.vocab_size * facts.n_embd / share.parts
     products_s = 2 * params / (BATCH_SHARE * product_flop_per_s(gpu, engine))
     if bits.quantized and engine == "llama.cpp":
-        numbers = 8 * read / bits_of(facts, asked.weights).block
+        numbers = 8 * read / _mean_bits(facts, asked.weights)
         unpacking = numbers / (UNPACKED_PER_CLOCK * clocks_per_s(gpu)) * (1 + UNPACKED_MORE * (asked.batch - 1))
         tiles = products_s * max(asked.batch, PADDED_TEXTS)
         if asked.batch == 1 or unpacking <= tiles:
@@ -185,6 +186,13 @@ def decode_parts(
     longest = max(ways, key=lambda name: ways[name])
     layer_s = LAYER_S + (EXPERTS_S if facts.n_expert else 0.0)
     return {longest: ways[longest], "cache": cache / (CACHE_SHARE * bandwidth), "layers": facts.n_layer * layer_s}
+
+
+def _mean_bits(facts: ModelFacts, weights: str) -> float:
+    """Return the bits of the matrices in all blocks, experts with them."""
+    bits, counts = bits_of(facts, weights), counts_of(facts)
+    stored = counts.blocks * bits.block + counts.experts * bits.expert
+    return stored / max(1, counts.blocks + counts.experts)
 
 
 def has_hbm(gpu: Gpu) -> bool:

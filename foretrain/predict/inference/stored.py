@@ -8,6 +8,7 @@ files are published, the others without. Published weights leave what their conf
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from fnmatch import fnmatch
 from functools import lru_cache
 from typing import NamedTuple
@@ -160,10 +161,16 @@ def _as_published(facts: ModelFacts, weights: str) -> Callable[[Parameter], floa
 
 def _is_named(module: str, name: str) -> bool:
     """Return whether a config's entry is about a module; entries are names, parts of names, or patterns."""
-    module, name = (re.sub(r"(model|language_model)\.", "", text) for text in (module, name))
+    module = _BEFORE.sub("", module)
     if name.startswith("re:"):
-        return re.search(name[3:], module) is not None
+        with suppress(re.error):  # of what no pattern can be
+            return any(re.search(name[3:], f"{before}{module}") for before in ("", "model.", "model.language_model."))
+        return False
+    name = _BEFORE.sub("", name)
     return fnmatch(module, name) if "*" in name else f".{name}." in f".{module}."
+
+
+_BEFORE = re.compile(r"\b(model|language_model)\.")
 
 
 def _of_llama(facts: ModelFacts, weights: str) -> Callable[[Parameter], float]:

@@ -4,6 +4,7 @@ The cache is what the model's own code puts into transformers' cache classes whe
 """
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -107,7 +108,10 @@ def _facts(model: Any, written: dict[str, Any]) -> dict[str, Any]:
 
 
 def _number(config: Any, names: Iterable[str], default: int = 0) -> int:
-    values = [getattr(config, name, None) for name in names]
+    values = []
+    for name in names:
+        with suppress(Exception):  # transformers' own, of what differs between layers
+            values.append(getattr(config, name, None))
     values = [max(value) if isinstance(value, list | tuple) and value else value for value in values]
     return next((value for value in values if isinstance(value, int) and value > 0), default)
 

@@ -17,6 +17,7 @@ DECLARED: tuple[Declared, ...] = (
     Declared("", r"tune\.(completion_len|num_\w+|steps_per_generation|beta|vllm\w*)$", GRPO, old=r"^\(nothing\)$"),
     Declared("", r"timing\.generation_s$", GRPO, old=r"^\(nothing\)$", new="None"),
     Declared("finetune file: .*grpo_script.py", "", GRPO),
+    Declared("finetune file: .*show-config", "stdout", GRPO),
     Declared("finetune file: .*seqcls_script.py", "", CLASSES),
     Declared("finetune file: .*(trl_dpo_full_15b.yaml|dpo_script.py)", "steps", DPO),
 )

@@ -115,7 +115,7 @@ def test_no_verdict_where_a_training_is_not_planned() -> None:
 
 
 def test_what_needs_at_least_more_than_the_card_does_not_fit() -> None:
-    words = ("--model", "qwen2.5-7b", "--gpu", "3060", "--check")
+    words = ("--model", "qwen2.5-7b", "--gpu", "3060", "--training", "ppo", "--check")
     found = foretrain("plan", str(FIELD / "scripts/grpo_script.py"), *words, code=3)
     assert "Does not fit. Needs at least" in found.stdout
 
@@ -125,7 +125,7 @@ def test_what_needs_at_least_more_than_the_card_does_not_fit() -> None:
     [
         ("dpo_script.py", "dpo", "exact", 4, 1024, "lora"),
         ("orpo_script.py", "orpo", "exact", 2, 2048, "full"),
-        ("grpo_script.py", "grpo", "at_least", 8, 1536, "full"),
+        ("grpo_script.py", "grpo", "exact", 8, 1536, "full"),
         ("seqcls_script.py", "classification", "exact", 8, 1024, "lora"),
     ],
 )

@@ -30,6 +30,7 @@ DECLARED: tuple[Declared, ...] = (
     ),
     Declared("serve finetune|python finetune|--(snapshot|lang ar)|finetune.*--explain|torchtune", "", MERGE),
     Declared("finetune: (qwen3-8b|llama-3.2-1b) --method.full", "advised|stdout:7", MERGE),
+    Declared("finetune file: .*show-config", "stdout", GRPO),
     Declared("finetune file: .*seqcls_script.py", "", CLASSES),
     Declared("finetune file: .*(trl_dpo_full_15b.yaml|dpo_script.py)", "steps", DPO),
 )

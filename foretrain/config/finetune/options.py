@@ -84,7 +84,7 @@ PREFERENCES = {  # that are planned, of TRL
     "dpo": Preferences(reference=True),
     "kto": Preferences(1, reference=True, drifts=True),
     **dict.fromkeys(("orpo", "cpo", "simpo"), Preferences(whole=True)),
-    "grpo": Preferences(1, generates=True),
+    **dict.fromkeys(("grpo", "rloo"), Preferences(1, generates=True)),
 }
 NAMES_OF_TRAINING: dict[str, Training] = {
     "pt": "pretraining", "rm": "reward", "prm": "token_classification", "reward_model": "reward", "ipo": "dpo",
@@ -106,7 +106,7 @@ class FineTune(Record):
 
     # fmt: off
     training: Training = _option(
-        "sft", "what is trained for; kinds beside the first two, classification and TRL's of preferences are bounded",
+        "sft", "what is trained for; other kinds than the first two, classification and TRL's are bounded",
         group="model", aliases=("stage", "rlhf_type"), choice_names=NAMES_OF_TRAINING, affects=EVERYTHING,
     )
     method: Method = _option(
@@ -172,24 +172,24 @@ class FineTune(Record):
         most=1_000_000, affects=EVERYTHING,
     )
     completion_len: int = _option(
-        512, "grpo: tokens of a completion, which is the end of a sequence", group="batch",
+        512, "grpo, rloo: tokens of a completion, which is the end of a sequence", group="batch",
         aliases=("max_completion_length",), least=1, most=16_777_216, unit="tokens",
     )
     num_generations: int = _option(
-        8, "grpo: completions of each prompt", group="batch", least=2, most=1_000_000, unit="sequences",
+        8, "grpo, rloo: completions of each prompt", group="batch", least=2, most=1_000_000, unit="sequences",
     )
     steps_per_generation: int = _option(
-        0, "grpo: micro-batches whose completions are generated together; 0: those of a step", group="batch", least=0,
+        0, "grpo, rloo: micro-batches that are generated together; 0: those of a step", group="batch", least=0,
         most=1_000_000, unit="micro-batches",
     )
     num_iterations: int = _option(
-        1, "grpo: updates that use the same completions", group="batch", least=1, most=1000,
+        1, "grpo, rloo: updates that use the same completions", group="batch", least=1, most=1000,
     )
     beta: float = _option(
-        0.0, "grpo: weight of the KL divergence from a reference; 0: there is no reference", group="batch", least=0,
+        0.0, "grpo, rloo: weight of the KL divergence from a reference; 0: no reference", group="batch", least=0,
     )
     vllm: Literal["no", "colocate", "server"] = _option(
-        "no", "grpo: vLLM generates, on the same card or in a server of its own", group="system",
+        "no", "grpo, rloo: vLLM generates, on the same card or in a server of its own", group="system",
         aliases=("vllm_mode",),
     )
     vllm_memory: float = _option(
@@ -319,7 +319,7 @@ class FineTune(Record):
     def scores_again(self) -> bool:
         """Whether the model runs over its completions before it learns from them: another one may have written them."""
         each = self.micro_batches_generated * self.num_iterations
-        return self.generates and (self.vllm != "no" or self.grad_accum % each > 0)
+        return self.generates and (self.training == "rloo" or self.vllm != "no" or self.grad_accum % each > 0)
 
     @property
     def drifts(self) -> bool:
@@ -434,8 +434,9 @@ class FineTune(Record):
 WRAPPED = ("trainer", "trl", "axolotl", "llama-factory")  # loops that wrap the model in DDP on several cards
 
 # One sequence at a time with checkpointing: what guides for one card begin with, as unsloth's notebooks do.
-PROMPT_LEN = 512  # tokens of a prompt that nobody tells: TRL's max_prompt_length until 0.27
-GROUP = {"num_generations": 8, "completion_len": 512, "batch_size": 1}  # where nobody says otherwise
+PROMPT_LEN = 512  # tokens of a prompt of unknown length: TRL's max_prompt_length until 0.27
+RLOO: dict[str, Any] = {"num_generations": 2, "beta": 0.05}  # its config's defaults
+GROUP = {"num_generations": 8, "completion_len": 512, "batch_size": 1}  # unless given
 ASKED: Mapping[str, Any] = {"seq_len": 2048, "batch_size": 1, "gradient_checkpointing": True}
 
 
@@ -445,8 +446,9 @@ def asked(facts: ModelFacts | None, values: Mapping[str, Any]) -> FineTune:
     kind = PREFERENCES.get(values.get("training", ""))
     own: dict[str, Any] = {"loop": "trl", "batch_size": 1 + kind.drifts} if kind else {}
     if kind and kind.generates:  # one prompt a step
-        group, length, batch = (values.get(*each) for each in GROUP.items())
-        own |= {"seq_len": PROMPT_LEN + length, "grad_accum": group // math.gcd(group, batch)}
+        of_kind = RLOO if values["training"] == "rloo" else {}
+        group, length, batch = ((of_kind | values).get(*each) for each in GROUP.items())
+        own |= of_kind | {"seq_len": PROMPT_LEN + length, "grad_accum": group // math.gcd(group, batch)}
         return FineTune.model_validate({**ASKED, **own, **values})
     return FineTune.model_validate({**ASKED, **own, "seq_len": min(ASKED["seq_len"], longest), **values})
 

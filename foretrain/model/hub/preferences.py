@@ -35,13 +35,15 @@ class Others(NamedTuple):
 
 class Written(NamedTuple):
     """Completions of the model's own. `mask`: of the sequences' tokens, B x T. `old`, `reference`: log-probabilities,
-    B x L, of the model that wrote them, None where it is this one, and of the reference, None where there is none."""
+    B x L, of the model that wrote them, None where it is this one, and of the reference, None where there is none.
+    `whole`: of all tokens together, as RLOO compares them, whose reference is in the advantages."""
 
     mask: Tensor
     advantages: Tensor
     length: int
     old: Tensor | None = None
     reference: Tensor | None = None
+    whole: bool = False
 
 
 class RewardModel(Decoder):
@@ -214,7 +216,8 @@ class Group(Policy):
         routed.clear()
         log_probs, entropy = (torch.cat([each[:, -given.length :]]) for each in (found, entropy))
         del found
-        ratio = torch.exp(log_probs - (log_probs.detach() if given.old is None else given.old))
+        change = log_probs - (log_probs.detach() if given.old is None else given.old)
+        ratio = torch.exp((change * counted).sum(1).unsqueeze(1) if given.whole else change)
         now = ratio.detach()
         held = now.clamp(1 - CLIPPED, 1 + CLIPPED)
         cut = (held * given.advantages < now * given.advantages).to(torch.float32)
@@ -222,7 +225,7 @@ class Group(Policy):
         if given.reference is not None:
             apart = given.reference - log_probs
             loss = loss + (torch.exp(apart) - apart - 1) * ratio * beta
-        loss = (loss * counted).sum() / counted.sum()
+        loss = loss.mean() if given.whole else (loss * counted).sum() / counted.sum()
         return loss if balanced is None else loss + balanced * 0.001
 
     @torch.no_grad()

@@ -271,7 +271,7 @@ def check_generation(tune: FineTune, gpu: Gpu) -> None:
         raise UserError("usage.grpo_lengths", completion=tune.completion_len, seq_len=tune.seq_len)
     together = tune.world * tune.generated
     if together % tune.num_generations:
-        raise UserError("usage.grpo_groups", rows=together, each=tune.num_generations)
+        raise UserError("usage.grpo_groups", training=tune.training, rows=together, each=tune.num_generations)
     if tune.vllm == "colocate" and gpu.kind != "cuda":
         raise UserError("usage.vllm_card", gpu=gpu.name)
 

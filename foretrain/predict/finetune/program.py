@@ -344,9 +344,10 @@ class Program:
             return model.scored(idx, mask, length, machine.autocast, reference=before == "reference"), None
         sizes = (idx.shape[0], length), (idx.shape[0], 1)
         numbers, advantages = (m.Tensor(each, m.contiguous_strides(each), float32, None) for each in sizes)
-        old, reference = (numbers if on else None for on in (tune.scores_again, tune.references))
+        whole = tune.training == "rloo"
+        old, reference = (numbers if on else None for on in (tune.scores_again, tune.references and not whole))
         written = programs.load("foretrain.model.hub.preferences").Written
-        given = written(mask, advantages, length, old, reference)
+        given = written(mask, advantages, length, old, reference, whole)
         return model.learned(idx, given, machine.autocast, tune.beta), None
 
     def trained(self) -> dict[str, Parameter]:

@@ -54,9 +54,9 @@ def bytes_of(found: FineTunePlan, phase: str) -> int:
     return next(each.allocated_bytes for each in found.memory.phases if each.phase == phase)
 
 
-@pytest.mark.parametrize("beta", [0.0, 0.04])
-def test_the_loss_is_the_trainers(beta: float, tmp_path: Path) -> None:
-    values = {"seq_len": 48, "batch_size": 4, "training": "grpo", "loop": "trl", "completion_len": 30, "beta": beta}
+@pytest.mark.parametrize(("training", "beta"), [("grpo", 0.0), ("grpo", 0.04), ("rloo", 0.0)])
+def test_the_loss_is_the_trainers(training: str, beta: float, tmp_path: Path) -> None:
+    values = {"seq_len": 48, "batch_size": 4, "training": training, "loop": "trl", "completion_len": 30, "beta": beta}
     tune = FineTune.model_validate(values)
     config = transformers.AutoConfig.for_model("llama", **SIZES).to_dict()
     facts = facts_of(config)
@@ -80,9 +80,9 @@ def test_the_loss_is_the_trainers(beta: float, tmp_path: Path) -> None:
     inputs = {
         "prompt_ids": idx[:, :18], "prompt_mask": mask[:, :18], "completion_ids": idx[:, 18:],
         "completion_mask": counted, "advantages": advantages, "num_items_in_batch": counted.sum(),
-        "old_per_token_logps": old, "ref_per_token_logps": reference,
+        "old_per_token_logps": old, "ref_per_token_logps": reference, "old_logps": old.sum(1),
     }  # fmt: skip
-    given = Written(labels, advantages.unsqueeze(1), 30, old, reference if beta else None)
+    given = Written(labels, advantages.unsqueeze(1), 30, old, reference if beta else None, training == "rloo")
     losses = ours.learned(idx, given, nullcontext, beta), trainer._compute_loss(trainer.model, inputs)
     for loss in losses:
         loss.backward()
@@ -102,7 +102,7 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "autocast": ("llama", {"amp": "bf16", "dtype": "float32", "gradient_checkpointing": True}),
     "dropout": ("gpt2", {"method": "lora", "lora_dropout": 0.1, "dtype": "float32"}),
     "experts": ("qwen3_moe", {"method": "lora"}), "padded": ("llama", {"method": "lora", "padded": True}),
-    "server": ("llama", {"vllm": "server"}), "windows": ("gemma3, short window", {}),
+    "rloo": ("llama", {"method": "lora", "training": "rloo", "beta": 0.05}), "server": ("llama", {"vllm": "server"}), "windows": ("gemma3, short window", {}),
     "many": ("qwen3", {"steps_per_generation": 32}),
     "qlora": ("llama", {"method": "qlora", "amp": "bf16", "gradient_checkpointing": True}),
 }  # fmt: skip
@@ -195,7 +195,7 @@ def test_vllm_takes_its_share_of_the_card() -> None:
 
 @pytest.mark.parametrize(("options", "said"), [
     ({"completion_len": 1024}, "--seq-len"), ({"grad_accum": 6}, "6 that are generated together"),
-    ({"vllm": "colocate", "vllm_memory": 0.05}, "--vllm-memory"), ({"gpu": "cpu", "vllm": "colocate"}, "--vllm server"),
+    ({"vllm": "colocate", "vllm_memory": 0.05}, "--vllm-memory"), ({"gpu": "cpu", "vllm": "colocate"}, "--vllm=server"),
     ({"unsloth": True}, "--unsloth"), ({"world": 8, "strategy": "fsdp"}, "training = grpo"),
 ])  # fmt: skip
 def test_what_is_not_planned_is_refused(options: dict[str, Any], said: str) -> None:
@@ -205,7 +205,7 @@ def test_what_is_not_planned_is_refused(options: dict[str, Any], said: str) -> N
 
 @pytest.mark.parametrize(("words", "said"), [
     (["--training=dpo", "--num-generations=4"], "generates nothing"),
-    (["--training=grpo", "--vllm-memory=0.4"], "--vllm colocate"), (["--training=grpo", "--packing"], "packs nothing"),
+    (["--training=grpo", "--vllm-memory=0.4"], "--vllm=colocate"), (["--training=grpo", "--packing"], "packs nothing"),
 ])  # fmt: skip
 def test_what_does_nothing_is_refused(words: list[str], said: str) -> None:
     with pytest.raises(UserError, match=said):
@@ -217,6 +217,8 @@ def test_a_model_that_is_asked_about_gets_one_prompt_a_step() -> None:
     assert (tune.batch_size, tune.grad_accum, tune.seq_len, tune.loop) == (1, 6, 1024, "trl")
     _, tune, _ = read_finetune("llama-3.2-1b", ["--method=lora", "--training=grpo", "--completion-len=4096"])
     assert (tune.seq_len, tune.generated) == (512 + 4096, 8)
+    _, tune, _ = read_finetune("llama-3.2-1b", ["--method=lora", "--training=rloo"])
+    assert (tune.bound, tune.generated, tune.beta, tune.scores_again) == ("exact", 2, 0.05, True)
 
 
 @pytest.mark.parametrize(("more", "values", "unplanned"), [
@@ -234,6 +236,15 @@ def test_a_script_is_read(more: str, values: dict[str, Any], unplanned: dict[str
     _, tune, reading = read_finetune(str(path))
     assert (tune.bound, tune.method, tune.lora_r, tune.num_generations) == ("exact", "lora", 8, 4)
     assert {name: getattr(tune, name) for name in values} == values
+    assert (reading.unplanned, reading.unknown) == (unplanned, ())
+
+
+@pytest.mark.parametrize(("more", "unplanned"), [("", {}), (", rloo_k=4", {"rloo_k = 4": "at_least"})])
+def test_a_script_of_rloo_is_read(more: str, unplanned: dict[str, str], tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT.format(more=more).replace("GRPO", "RLOO").replace("num_generations=4, ", ""))
+    _, tune, reading = read_finetune(str(path))
+    assert (tune.bound, tune.num_generations, tune.beta) == ("exact", 2, 0.05)
     assert (reading.unplanned, reading.unknown) == (unplanned, ())
 
 

@@ -13,7 +13,7 @@ from foretrain.config.finetune.formats.format import (
     training,
     training_arguments,
 )
-from foretrain.config.finetune.options import PREFERENCES, PROMPT_LEN
+from foretrain.config.finetune.options import PREFERENCES, PROMPT_LEN, RLOO
 from foretrain.config.finetune.table import Table, known_keys
 
 
@@ -93,6 +93,9 @@ def generation(table: Table) -> bool:
     if all(type(each) is int for each in length):
         table.give("completion_len", length[1], _LENGTH)
         table.give("seq_len", sum(length), _LENGTH)
+    values |= RLOO if values["training"] == "rloo" else {}
+    if table.keys.get("rloo_k") is not None:  # of TRL's trainer until 0.22, which had a value of its own
+        table.unplanned("rloo_k", table.keys["rloo_k"], bound="at_least")
     for option in ("num_generations", "steps_per_generation", "num_iterations", "beta"):
         table.put(option, option)
     together, batch = table.take("generation_batch_size"), values.get("batch_size", 8)

@@ -29,6 +29,8 @@ from trl.trainer.kto_config import KTOConfig
 from trl.trainer.kto_trainer import KTOTrainer
 from trl.trainer.reward_config import RewardConfig
 from trl.trainer.reward_trainer import RewardTrainer
+from trl.trainer.rloo_config import RLOOConfig
+from trl.trainer.rloo_trainer import RLOOTrainer
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
@@ -63,7 +65,7 @@ MOST_STEPS = 16  # of generation that are run: of more tokens each step stands f
 
 
 class MarkingGrpo(MarkingTrl):
-    """GRPO, whose completions all have their full length. Each step of the optimizer begins with generation."""
+    """GRPO or RLOO, whose completions all have their full length. Each step of the optimizer begins with generation."""
 
     def _tokenize_prompts(self, prompts: list[Any]) -> Any:
         tune = self.run.tune
@@ -78,15 +80,17 @@ class MarkingGrpo(MarkingTrl):
         if not trainer.use_vllm:  # whose memory is beside PyTorch's
             with _leaping(trainer, tune.completion_tokens):
                 parent._generate_single_turn(prompt_ids, *args, **kwargs)
-        if tune.references or tune.num_iterations > 1:
+        if tune.references or tune.num_iterations > 1 or tune.training == "rloo":
             self._enter("score")
+        if tune.training == "rloo":
+            return completions
         return completions, [[0.0] * tune.completion_tokens for _ in prompt_ids] if trainer.use_vllm else None
 
     def _prepare_inputs(self, inputs: Any) -> Any:
         """Return the inputs with masks whose values the trace knows: no order of rows is drawn."""
         parent: Any = super()
         with Patches() as patches:
-            code = sys.modules[GRPOTrainer.__module__]
+            code = sys.modules[type(self).__bases__[1].__module__]
             patches.set(code, "pad", self._pad)
             patches.set(code, "shuffle_sequence_dict", partial(tree_map_only, Tensor, torch.clone))
             return parent._prepare_inputs(inputs)
@@ -168,6 +172,7 @@ KINDS = {
     "reward": _Kind(_marked(RewardTrainer), RewardConfig, ("chosen_ids", "rejected_ids")),
     "dpo": _Kind(_marked(DPOTrainer), DPOConfig, ("prompt_ids", "chosen_ids", "rejected_ids")),
     "grpo": _Kind(_marked(GRPOTrainer, MarkingGrpo), GRPOConfig, ("prompt",)),
+    "rloo": _Kind(_marked(RLOOTrainer, MarkingGrpo), RLOOConfig, ("prompt",)),
     "kto": _Kind(_marked(KTOTrainer), KTOConfig, ("prompt_ids", "completion_ids", "KL_completion_ids", "label")),
 }
 
@@ -265,9 +270,10 @@ def trainer(run: Run, model: Any, folder: str) -> Trainer:
 def _generating(run: Run, model: Any, folder: str, train: Dataset, evaluate: Dataset) -> Trainer:
     tune, length = run.tune, run.tune.seq_len - 1
     for rows in (tune.batch_size, tune.eval_batch_size):  # tokens whose log-probabilities are made
-        run.tracer.choices.told[rows * length] = rows * tune.completion_tokens
+        run.tracer.choices.selected[rows * length] = rows * tune.completion_tokens
+    kind = KINDS[tune.training]
     given = run.common(
-        folder, GRPOConfig, num_generations=tune.generated, num_generations_eval=tune.eval_batch_size, beta=tune.beta,
+        folder, kind.config, num_generations=tune.generated, num_generations_eval=tune.eval_batch_size, beta=tune.beta,
         max_completion_length=tune.completion_tokens, steps_per_generation=tune.micro_batches_generated,
     )  # fmt: skip
     reference = None
@@ -277,9 +283,9 @@ def _generating(run: Run, model: Any, folder: str, train: Dataset, evaluate: Dat
         for name, weight in reference.named_parameters():
             run.tracer.tag(weight, "reference", name)
     with Patches() as patches:
-        code = sys.modules[GRPOTrainer.__module__]
+        code = sys.modules[kind.trainer.__bases__[1].__module__]
         patches.set(code, "create_model_from_path", lambda *args, **kwargs: reference)
-        found = KINDS["grpo"].trainer(
+        found = kind.trainer(
             model=model, train_dataset=train, eval_dataset=evaluate, processing_class=_tokenizer(),
             reward_funcs=_reward, peft_config=adapter_config(tune) if tune.adapters else None,
             args=given["args"], callbacks=given["callbacks"],

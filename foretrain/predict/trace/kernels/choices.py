@@ -51,7 +51,7 @@ class Choices:
         self._known: dict[int, tuple[weakref.ref[Any], Chosen]] = {}
         self._answers: dict[int, tuple[weakref.ref[Any], int]] = {}  # of tensors of one element
         self._first: dict[int, tuple[weakref.ref[Any], int]] = {}  # masks that are true for the first so many parts
-        self.told: dict[int, int] = {}  # elements of a mask -> how many are true, where the run knows
+        self.selected: dict[int, int] = {}  # elements of a mask -> how many are true, where the run knows
         self._numbered = weakref.WeakSet[Any]()  # rows that are 0, 1, 2, … as the first elements of a mask were true
 
     def after(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
@@ -147,8 +147,8 @@ class Choices:
             return 0
         if known_value:
             return count
-        if count in self.told:
-            return self.told[count]
+        if count in self.selected:
+            return self.selected[count]
         first = self._first.get(storage._cdata) if storage is not None else None
         if first is not None and first[0]() is storage:
             return min(count, first[1])

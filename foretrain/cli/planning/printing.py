@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from foretrain.advice.best import Best
     from foretrain.advice.record import Advice
     from foretrain.app import finetune as tuning
-    from foretrain.app.finetuning import script
+    from foretrain.app import training_script as script
     from foretrain.predict.inference.plan import RunnableModels
     from foretrain.predict.smallest import SmallestCard
     from foretrain.reports.views import cards as cards_view
@@ -58,7 +58,7 @@ else:  # each answer waits for its own view alone
         Later(f"foretrain.reports.views.{name}")
         for name in ("cards", "cluster", "finetune", "generation", "limits", "line", "plan")
     )
-    tuning, script = Later("foretrain.app.finetune"), Later("foretrain.app.finetuning.script")
+    tuning, script = Later("foretrain.app.finetune"), Later("foretrain.app.training_script")
 
 PLANS_SCHEMA = "foretrain.plan/1#plans"
 

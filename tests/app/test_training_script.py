@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from foretrain.app.finetuning import script
+from foretrain.app.training_script import VERSIONS
 from tests.kit.command import REPO, foretrain
 
 WORDS = [f"w{i}" for i in range(100)]
@@ -139,4 +139,4 @@ def test_script_is_refused_where_it_would_not_run(tmp_path: Path, monkeypatch: p
 
 def test_versions_are_those_that_plans_are_compared_with() -> None:
     pins = dict(line.split("==") for line in (REPO / "constraints.txt").read_text().split() if "==" in line)
-    assert {name: pins[name] for name in script.VERSIONS} == script.VERSIONS
+    assert {name: pins[name] for name in VERSIONS} == VERSIONS

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from foretrain.app.finetuning.question import FineTuneQuestion
+from foretrain.app.finetune import FineTuneQuestion
 from foretrain.base.errors import UserError
 from foretrain.base.installation import installed
 from foretrain.base.messages import format_value
@@ -303,4 +303,5 @@ def training(tune: FineTune, kind: Kind) -> list[str]:
         "last = get_last_checkpoint(given.output) if Path(given.output).is_dir() else None",
         "trainer.train(resume_from_checkpoint=last)",
         "trainer.save_model()",
+        *(['trainer.model.merge_and_unload().save_pretrained(f"{given.output}/merged")'] if tune.merge else []),
     ]

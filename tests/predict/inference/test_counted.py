@@ -5,12 +5,14 @@ from typing import Any
 import pytest
 
 from foretrain.base.errors import UserError
+from foretrain.base.units import GIB
 from foretrain.config.hub.facts import ModelFacts, ModelSource
-from foretrain.config.hub.parameters import parameter_count
+from foretrain.config.hub.parameters import counts_of, parameter_count
 from foretrain.config.inference import Inference
 from foretrain.predict.inference.counted import facts_to_generate
 from foretrain.predict.inference.shares import check_shares, shares_of
 from foretrain.predict.inference.speed import cache_bytes
+from foretrain.predict.inference.stored import bits_of
 
 SIZES: dict[str, Any] = {
     "num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
@@ -58,6 +60,44 @@ def test_counts_are_those_of_the_real_class(model_type: str) -> None:
     kept += len(facts.sliding_layers) * 2 * 2 * 16 * 2
     assert cached(facts, length) == kept
     assert cached(facts, 2 * length) == kept if model_type == "mamba2" else cached(facts, 2 * length) > kept
+
+
+GPT_OSS_20B: dict[str, Any] = {
+    "model_type": "gpt_oss", "num_hidden_layers": 24, "num_local_experts": 32, "num_experts_per_tok": 4,
+    "hidden_size": 2880, "intermediate_size": 2880, "vocab_size": 201_088, "num_attention_heads": 64,
+    "num_key_value_heads": 8, "head_dim": 64, "sliding_window": 128, "torch_dtype": "bfloat16",
+    "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]},
+}  # fmt: skip
+
+
+def test_gpt_oss_20b_is_as_large_as_its_files() -> None:
+    """llama-bench prints 11.27 GiB and 20.91 B of its GGUF; its model card says 12.8 GiB of the checkpoint."""
+    pytest.importorskip("transformers")
+    facts = facts_to_generate(ModelSource(name="x", where="x", config=GPT_OSS_20B, facts=None))
+    counts = counts_of(facts)
+    assert (facts.published, round(counts.total / 1e9, 2)) == ("mxfp4", 20.91)
+    for weights, size_gib in (("mxfp4_moe", 11.27), ("mxfp4", 12.8)):
+        stored = sum(count * bits for count, bits in zip(counts, bits_of(facts, weights), strict=True)) / 8
+        assert stored / GIB == pytest.approx(size_gib, abs=0.03), weights
+
+
+GPT_OSS_20B: dict[str, Any] = {
+    "model_type": "gpt_oss", "num_hidden_layers": 24, "num_local_experts": 32, "num_experts_per_tok": 4,
+    "hidden_size": 2880, "intermediate_size": 2880, "vocab_size": 201_088, "num_attention_heads": 64,
+    "num_key_value_heads": 8, "head_dim": 64, "sliding_window": 128, "torch_dtype": "bfloat16",
+    "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]},
+}  # fmt: skip
+
+
+def test_gpt_oss_20b_is_as_large_as_its_files() -> None:
+    """llama-bench prints 11.27 GiB and 20.91 B of its GGUF; its model card says 12.8 GiB of the checkpoint."""
+    pytest.importorskip("transformers")
+    facts = facts_to_generate(ModelSource(name="x", where="x", config=GPT_OSS_20B, facts=None))
+    counts = counts_of(facts)
+    assert (facts.published, round(counts.total / 1e9, 2)) == ("mxfp4", 20.91)
+    for weights, size_gib in (("mxfp4_moe", 11.27), ("mxfp4", 12.8)):
+        stored = sum(count * bits for count, bits in zip(counts, bits_of(facts, weights), strict=True)) / 8
+        assert stored / GIB == pytest.approx(size_gib, abs=0.03), weights
 
 
 @pytest.mark.parametrize(("config", "says"), [

@@ -143,6 +143,8 @@ def _caches(model: Any, count: int) -> Iterator[tuple[float, int, int]]:
         window = getattr(longer[layer], "sliding_window", None) or 0
         texts = (short, long, longer)
         first, before, after = (sum(t.numel() for t in _tensors(text[layer], states=False)) for text in texts)
+        if window and window < LONG and after != before:  # such as the compressed texts of DeepSeek V4
+            raise StandInError("some of its layers keep more of a text than a window, which is not counted")
         each = first / SHORT if window else (after - before) / (LONGER - LONG)
         yield each, sum(t.nbytes for t in _tensors(longer[layer], states=True)), int(window)
 

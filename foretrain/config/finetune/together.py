@@ -32,6 +32,7 @@ _IDLE = (
     _Idle(("packing", "lora_dropout"), "preferences", lambda tune: tune.preferences is not None),
     _Idle(("packing",), "classification", lambda tune: tune.scores > 0),
     _Idle(("labels",), "labels", lambda tune: tune.training != "classification"),
+    _Idle(("image_size",), "images", lambda tune: not tune.images),
     _Idle(("precompute_reference",), "reference", lambda tune: not tune.references),
     _Idle(("padded",), "packing", lambda tune: tune.packing),
     _Idle(_EVALUATION, "evaluate", lambda tune: not tune.evaluate),

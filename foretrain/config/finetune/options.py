@@ -142,6 +142,14 @@ class FineTune(Record):
         aliases=("max_seq_length", "max_length", "sequence_len", "cutoff_len", "max_seq_len", "model_max_length"),
         least=1, most=16_777_216, unit="tokens", basic=4, slider=(128, 131_072, "halves"), affects=EVERYTHING,
     )
+    images: int = _option(
+        0, "pictures in each sequence, of whose tokens they are part; 0: text alone", group="batch", least=0, most=1024,
+        affects=EVERYTHING,
+    )
+    image_size: int = _option(
+        1024, "with --images: width and height of a picture, before the model's processor resizes it", group="batch",
+        least=16, most=16_384, unit="pixels", affects=EVERYTHING,
+    )
     batch_size: int = _option(
         8, "micro-batch: sequences in one forward pass", group="batch",
         aliases=("per_device_train_batch_size", "micro_batch_size"), least=1, most=1_000_000, unit="sequences", basic=5,

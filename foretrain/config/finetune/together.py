@@ -37,6 +37,7 @@ _IDLE = (
     _Idle(("packing",), "classification", lambda tune: tune.scores > 0),
     _Idle(("labels",), "labels", lambda tune: tune.training != "classification"),
     _Idle(("precompute_reference",), "reference", lambda tune: not tune.references or tune.generates),
+    _Idle(("image_size",), "images", lambda tune: not tune.images),
     _Idle(("padded",), "packing", lambda tune: tune.packing),
     _Idle(_EVALUATION, "evaluate", lambda tune: not tune.evaluate),
     _Idle(("eval_accumulation_steps",), "logits", lambda tune: not tune.keeps_logits),

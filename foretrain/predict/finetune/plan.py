@@ -124,6 +124,8 @@ def plan(
     """The forecast, on a CPU without time. `unplanned`: settings that are not planned, each with what the figures then
     are of the run's. Raises UserError where foretrain does not know the model's parts (only a
     trace can then), or the device is neither a card of CUDA's nor a CPU."""
+    if tune.images:  # which no estimate has
+        source = source.model_copy(update={"facts": None})
     facts = source.facts
     quantization = facts.quantization if facts else quantization_of(source.config)
     if quantization and quantization not in DEQUANTIZED:
@@ -330,9 +332,12 @@ def notes_of(source: ModelSource, tune: FineTune, gpu: Gpu, others_bytes: int, a
     if facts is None or ledger is None:
         model = str(source.config.get("model_type"))[:40]
         dequantized = quantization_of(source.config)
-        note("family_traced", model=model)
+        if not tune.images:
+            note("family_traced", model=model)
         if dequantized:
             note("family_dequantized", quantization=dequantized)
+        if not tune.images and "vision_config" in source.config:
+            note("no_pictures")
         paged = [Note(id="paged_optimizer", values={})] if tune.optim.startswith("paged") else []
         return [*found, *gpu.notes, *paged, *answer.notes]
     if cards := cards_of(tune, gpu):
@@ -354,7 +359,7 @@ def notes_of(source: ModelSource, tune: FineTune, gpu: Gpu, others_bytes: int, a
     if tune.optim.startswith("paged"):
         note("paged_optimizer")
     if facts.vision:
-        note("vision_frozen")
+        note("no_pictures")
     if tune.compile and not is_known(facts, tune, gpu):
         note("finetune_compile")
     found += kind_notes(tune, gpu)

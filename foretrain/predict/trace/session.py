@@ -16,6 +16,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
+    FakeTensor,
     UnsupportedOperatorException,
 )
 from torch.fx import Graph, GraphModule
@@ -72,7 +73,8 @@ class Marks:
             return take(tensor, index)
 
         patches.set(F, "rms_norm", rms_norm)
-        patches.set(Tensor, "__getitem__", getitem)
+        # Of Tensor itself it would stay a sequence for CPython, which torch.tensor([tensor]) then takes apart.
+        patches.set(FakeTensor, "__getitem__", getitem)
 
     def patch_compiler(self, patches: Patches, inductor: Any) -> None:
         """Note in each graph that Inductor gets the calls of rms_norm which autocast casts."""

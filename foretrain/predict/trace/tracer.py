@@ -23,6 +23,7 @@ from foretrain.predict.trace.card.streams import record_stream
 from foretrain.predict.trace.kernels import reductions
 from foretrain.predict.trace.kernels.attention import Attention
 from foretrain.predict.trace.kernels.choices import Choices
+from foretrain.predict.trace.kernels.reals import Reals
 from foretrain.predict.trace.kernels.values import Values
 from foretrain.predict.trace.kernels.work import MATMULS, Work
 from foretrain.predict.trace.record import Recorder
@@ -107,6 +108,7 @@ class Tracer(TorchDispatchMode):
         self.sparse = False  # whether a sparse tensor was seen
         self.values = Values()
         self.choices = Choices(upper, self.ranges)
+        self.reals: Reals | None = None
         self.attention: Attention | None = None  # of the card
         self._known: dict[int, Storage] = {}
         self.composed: dict[Any, Callable[..., Any]] = {}  # ops of libraries: a function of what they consist of
@@ -236,6 +238,8 @@ class Tracer(TorchDispatchMode):
             func = IN_PLACE_FOR_PLAIN_TENSORS[func]
             if func is aten._index_put_impl_.default:
                 args = (*args, True)  # its indices were in range before
+        if self.reals is not None and (sized := self._sized(func, args, kwargs)) is not None:
+            return sized
         if func in BY_MASK and (masked := self._by_mask(func, args, kwargs)) is not None:
             return masked
         if func in reductions.COMPOSED:
@@ -264,6 +268,8 @@ class Tracer(TorchDispatchMode):
         if "out" in kwargs and isinstance(out, Tensor):  # a compiled wrapper's matmul into its own buffer
             self.written_by(out, op)
         self.values.after(func, args, kwargs, out)
+        if self.reals is not None:
+            self.reals.after(func, args, kwargs, out)
         self.choices.after(func, args, kwargs, out)
         return out
 
@@ -332,10 +338,12 @@ class Tracer(TorchDispatchMode):
     def _without_values(self, func: Any, args: tuple[Any, ...]) -> tuple[Any] | None:
         """Answer what only values can tell: (answer,), or None where the op can run on fake tensors."""
         if func is aten._local_scalar_dense.default:
-            counted = self.choices.counted(args[0])
+            known = self.values.real is not None and self.values.real(args[0]) is not None
+            counted = None if known else self.choices.counted(args[0])
             return (self.values.scalar(args[0]) if counted is None else counted,)
         if func is aten.equal.default or func is aten.allclose.default:
-            return (self.values.alike(args[0], args[1]),)
+            real = self.reals.run(func, args, {}) if self.reals is not None else None
+            return (self.values.alike(args[0], args[1]) if real is None else real,)
         if func is aten._pin_memory.default:
             return (args[0],)
         if func is aten.is_pinned.default:
@@ -344,6 +352,22 @@ class Tracer(TorchDispatchMode):
             record_stream(self.record, self.id_of(args[0]), args[1])
             return (None,)
         return None
+
+    def know_values(self) -> Reals:
+        """Follow the values of integers and masks from here on."""
+        self.reals = self.reals or Reals(self.values)
+        self.values.real = self.reals.of
+        return self.reals
+
+    def _sized(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the result of an op whose size known values decide; None of any other."""
+        assert self.reals is not None
+        out = self.reals.sized(func, args, kwargs)
+        if out is not None:
+            rule, op = self.in_kernel if self._is_here(args) else None, func.overloadpacket.__name__
+            results = [each for each in tree_iter(out) if isinstance(each, Tensor)]
+            self._allocate(op, results, [] if rule is None else rule(self, op, args, out))
+        return out
 
     def _by_mask(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the result of an op whose size or rows a mask decides; None without a mask."""

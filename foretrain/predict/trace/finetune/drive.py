@@ -40,7 +40,8 @@ from foretrain.predict.finetune.program import CONVERTED_BACK, widens
 from foretrain.predict.finetune.ranks import Weight
 from foretrain.predict.trace import ranks
 from foretrain.predict.trace.card.patches import Patches
-from foretrain.predict.trace.finetune import layers, standins, unsloth
+from foretrain.predict.trace.finetune import layers, pictures, standins, unsloth
+from foretrain.predict.trace.finetune.pictures import Pictures
 from foretrain.predict.trace.finetune.standins import loaded
 from foretrain.predict.trace.growth import grown
 from foretrain.predict.trace.kernels.values import raised_at
@@ -229,6 +230,7 @@ class Run:
     work: Work = field(default_factory=Work)  # of the second step
     counts: dict[str, Any] = field(default_factory=dict)
     shared: list[Weight] = field(default_factory=list)
+    pictures: Pictures | None = None
 
     def go(self) -> None:
         with tempfile.TemporaryDirectory(prefix="foretrain-") as folder, standins.written_to_host():
@@ -278,6 +280,9 @@ class Run:
         the trace knows.
         """
         tune, shape = self.tune, self.tune.rows(len(samples))
+        if self.pictures is not None:
+            made = self.pictures.batch(self.tracer, shape, padded=tune.padded)
+            return self._tagged({**made, "labels": torch.zeros(shape, dtype=torch.int64)})
         mask = torch.zeros if tune.padded and not tune.packing else torch.ones
         found = {
             "input_ids": torch.zeros(shape, dtype=torch.int64), "attention_mask": mask(shape, dtype=torch.int64),
@@ -299,9 +304,12 @@ class Run:
             found["label"], names = torch.ones(len(samples), dtype=torch.bool), ("", "KL")
         if tune.precompute_reference:
             found |= {f"ref_{name}_logps".replace("__", "_"): torch.zeros(len(samples)) for name in names}
-        for name, tensor in found.items():
+        return self._tagged(found)
+
+    def _tagged(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        for name, tensor in batch.items():
             self.tracer.tag(tensor, "batch", name)
-        return found
+        return batch
 
 
 def counts_of(model: Any) -> dict[str, Any]:
@@ -510,12 +518,13 @@ def trace_few_layers(job: dict[str, Any], tune: FineTune) -> Trace | None:
 def trace_whole(job: dict[str, Any], tune: FineTune) -> Trace:
     gpu, loop, sharing = Gpu.model_validate(job["gpu"]), loop_of(tune), Sharing(tune.way, tune.world, tune.world)
     place = ranks.placed(sharing, keeps=job["keeps"]) if tune.world > 1 else contextlib.nullcontext()
+    shown = pictures.pictures_of(job["config"], tune) if tune.images else None
     with place, in_one_sentence() as seen, tracing(gpu, compiled=tune.compile) as session:
         there, tracer = session.there, session.tracer
         assert there is not None
         seen.append(tracer)
         tracer.entered = there.memory.reset_peak
-        run = Run(job["config"], tune, torch.device("cuda"), tracer, session.names)
+        run = Run(job["config"], tune, torch.device("cuda"), tracer, session.names, pictures=shown)
         kernels = stood_in() if liger_asked(tune) else contextlib.nullcontext()
         with standins.stood_in(tracer, card=True), loop.on_a_card(), kernels, unsloth.stood_in(tune):
             run.go()
@@ -526,7 +535,7 @@ def trace_whole(job: dict[str, Any], tune: FineTune) -> Trace:
         "matmul_dtypes": dict(tracer.matmul_dtypes), "paged_bytes": tracer.paged_bytes,
         "micro_batches": run.micro_batches, "work": run.work.rows(), "counts": run.counts,
         "shared": run.shared, "notes": sorted({*there.notes, *tracer.values.notes(), *tracer.ranges}),
-        **session.marks.facts(),
+        **session.marks.facts(), **(shown.facts() if shown else {}),
     }  # fmt: skip
     return record
 

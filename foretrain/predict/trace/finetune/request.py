@@ -67,6 +67,8 @@ class FineTuneRequest:
             change |= {name: getattr(default, name) for name in FineTune.model_fields if name.startswith("lora_")}
         if tune.method != "qlora":
             change["double_quant"] = default.double_quant
+        if not tune.images:
+            change["image_size"] = default.image_size
         own = tune.loop in ("trl", "own") or tune.method == "qlora" or tune.world > 1
         if not own or tune.unsloth:
             change["loop"] = default.loop
@@ -80,10 +82,9 @@ class FineTuneRequest:
 
     def job(self) -> dict[str, Any]:
         tune = self.normal_tune()
-        optional = {
-            **dict.fromkeys(OF_GENERATION, tune.generates), "training": tune.preferences or tune.scores,
-            "labels": tune.scores,
-        }  # fmt: skip
+        optional = {"training": tune.preferences or tune.scores, "labels": tune.scores}
+        optional |= dict.fromkeys(("images", "image_size"), tune.images)
+        optional |= dict.fromkeys(OF_GENERATION, tune.generates)
         return {
             "by": "foretrain.predict.trace.finetune.drive", "config": self.source.config, "compiled": self.tune.compile,
             "tune": tune.model_dump(mode="json", exclude={name for name, decides in optional.items() if not decides}),
@@ -113,6 +114,8 @@ class FineTuneRequest:
             f"the loop of {tune.loop} has kernels or a step of its own, which are not traced": other,
             "DeepSpeed's step is not traced; the estimate of ZeRO is a range": tune.zero_stage,
             "the kernels of cut cross-entropy are not traced; the estimate counts its tiles": tune.cut_cross_entropy,
+            "pictures are traced in SFT and pretraining with rows of their own, and without torch.compile": tune.images
+            and (tune.training not in ("sft", "pretraining") or tune.packing or tune.compile),
             "TrainingArguments has no optimizer named muon": tune.optim == "muon",
             "the flash-attn package has no fake kernels, so it is not traced; sdpa takes the same kernel": flash,
         }
@@ -164,6 +167,7 @@ def answered(
 
 def _notes(trace: Trace) -> tuple[Note, ...]:
     found = [Note(id="traced_leaves_out", values={"what": what}) for what in trace.facts["notes"]]
+    found += [Note(id="pictures", values=trace.facts["pictures"])] if "pictures" in trace.facts else []
     if paged := trace.facts["paged_bytes"]:
         found.append(Note(id="traced_paged", values={"paged": paged}))
     return tuple(found)

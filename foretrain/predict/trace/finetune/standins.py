@@ -197,13 +197,20 @@ def stood_in(tracer: Tracer, *, card: bool) -> Iterator[None]:
 
 
 def _fake_on_meta(tensor: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def made(*args: Any, **kwargs: Any) -> Tensor:
-        found = tensor(*args, **kwargs)
+    def made(data: Any, *args: Any, **kwargs: Any) -> Tensor:
+        found = tensor(_numbers(data), *args, **kwargs)
         if found.device.type != "meta" or isinstance(found, FakeTensor):
             return found
         return torch.empty(found.shape, dtype=found.dtype, device="meta")
 
     return made
+
+
+def _numbers(data: Any) -> Any:
+    """Return lists with the numbers of fake tensors in their place, whose memory torch.tensor would read."""
+    if isinstance(data, list | tuple):
+        return [each.tolist() if isinstance(each, FakeTensor) else _numbers(each) for each in data]
+    return data
 
 
 def _patch_shared_memory(patches: Patches) -> None:

@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor
 
-from foretrain.predict.trace.kernels.values import COMPARED
+from foretrain.predict.trace.kernels.values import COMPARED, storage_of
 
 aten = torch.ops.aten
 SPLIT = (
@@ -110,12 +109,12 @@ class Choices:
             self.learn(out, known._replace(kind="mask"))
         elif known.kind == "mask" and name in ("gt", "ne"):
             self.learn(out, known)
-        elif known.kind == "count" and name in ("gt", "ne") and (storage := _storage(out)) is not None:
+        elif known.kind == "count" and name in ("gt", "ne") and (storage := storage_of(out)) is not None:
             has = known.distinct if self.upper else known.parts
             self._first[storage._cdata] = (weakref.ref(storage), has)
 
     def _answer(self, tensor: Tensor, value: int) -> None:
-        if (storage := _storage(tensor)) is not None:
+        if (storage := storage_of(tensor)) is not None:
             self._answers[storage._cdata] = (weakref.ref(storage), value)
 
     def _reduced(self, name: str, known: Chosen, before: Tensor, out: Tensor) -> None:
@@ -131,18 +130,18 @@ class Choices:
             self.learn(out, known._replace(share=min(1.0, known.share * known.distinct), most=1.0))
 
     def learn(self, tensor: Tensor, chosen: Chosen) -> None:
-        storage = _storage(tensor)
+        storage = storage_of(tensor)
         if storage is not None:
             self._known[storage._cdata] = (weakref.ref(storage), chosen)
 
     def of(self, tensor: Any) -> Chosen | None:
-        storage = _storage(tensor) if isinstance(tensor, Tensor) else None
+        storage = storage_of(tensor) if isinstance(tensor, Tensor) else None
         found = self._known.get(storage._cdata) if storage is not None else None
         return found[1] if found is not None and found[0]() is storage else None
 
     def picked(self, mask: Tensor, known_value: bool | None) -> int:
         """Return how many elements of it are true. `known_value`: of all of them, where that is known."""
-        storage, count = _storage(mask), mask.numel()
+        storage, count = storage_of(mask), mask.numel()
         if count == 0 or known_value is False:
             return 0
         if known_value:
@@ -165,8 +164,8 @@ class Choices:
         """Return what nonzero gives: a column for each dimension."""
         picked = self.picked(mask, known_value)
         found = torch.empty((mask.dim(), picked), dtype=torch.int64, device=mask.device).t()
-        storage = _storage(found)
-        its = _storage(mask)
+        storage = storage_of(found)
+        its = storage_of(mask)
         counts_up = known_value or (its is not None and its._cdata in self._first)
         if mask.dim() == 1 and counts_up and storage is not None:
             self._numbered.add(storage)
@@ -185,7 +184,7 @@ class Choices:
 
     def counted(self, tensor: Tensor) -> int | None:
         """Return the integer of a tensor: the tokens of a part, or the number of a row; None for any other."""
-        storage = _storage(tensor)
+        storage = storage_of(tensor)
         if storage is not None and storage in self._numbered:
             return int(tensor.storage_offset())
         answer = self._answers.get(storage._cdata) if storage is not None else None
@@ -219,9 +218,3 @@ FOLLOW = {
     "_to_copy", "clone", "detach", "index", "index_select", *COMPARED, "any", "sum", "scatter", "scatter_", "histc",
     "cumsum",
 }  # fmt: skip
-
-
-def _storage(tensor: Tensor) -> torch.UntypedStorage | None:
-    if tensor.layout != torch.strided or is_functorch_wrapped_tensor(tensor):
-        return None
-    return tensor.untyped_storage()

@@ -88,15 +88,17 @@ class Values:
         self._places: dict[tuple[str, bool], dict[str, None]] = {}
         self._planned: list[bool] = []
         self._counted = weakref.WeakSet[Any]()  # storages that hold consecutive numbers
+        self.real: Callable[[Tensor], Tensor | None] | None = None  # the values that a batch gives (kernels/reals.py)
 
     def after(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        if _counts_on(self, func, args) and isinstance(out, Tensor) and (storage := _storage(out)) is not None:
+        if _counts_on(self, func, args) and isinstance(out, Tensor) and (storage := storage_of(out)) is not None:
             self._counted.add(storage)
         rule = _rule(func)
         if rule is not None and isinstance(out, Tensor):
-            known = rule(self, args, kwargs, out) if _is_asked_for(out) else None
+            passed_on = func.overloadpacket.__name__ in PASSED_ON and self._has(args[0])
+            known = rule(self, args, kwargs, out) if passed_on or _is_asked_for(out) else None
             if known is not None or _writes(func):
-                self._learn(out, known)
+                self.learn(out, known)
         elif (places := _writes(func)) and func.overloadpacket.__name__ not in UNCHANGED:
             for place in places:
                 changed = kwargs.get(place) if isinstance(place, str) else args[place] if place < len(args) else None
@@ -105,11 +107,14 @@ class Values:
                         self.forget(tensor)
 
     def forget(self, tensor: Tensor) -> None:
-        if self._known and _is_asked_for(tensor) and (storage := _storage(tensor)) is not None:
+        if self._known and _is_asked_for(tensor) and (storage := storage_of(tensor)) is not None:
             self._known.pop(storage._cdata, None)
 
-    def _learn(self, tensor: Tensor, known: Known | None) -> None:
-        storage = _storage(tensor) if _is_asked_for(tensor) else None
+    def _has(self, tensor: Tensor) -> bool:
+        return (storage := storage_of(tensor)) is not None and storage._cdata in self._known
+
+    def learn(self, tensor: Tensor, known: Known | None) -> None:
+        storage = storage_of(tensor) if known is not None or _is_asked_for(tensor) else None
         if storage is None:
             return
         if known is None or storage.nbytes() != tensor.numel() * tensor.element_size():
@@ -129,7 +134,11 @@ class Values:
         if constant is not None and constant.numel() == 1:
             with no_dispatch():
                 return Known(constant.item(), certain=True)
-        storage = _storage(x)
+        real = self.real(x) if self.real is not None and x.numel() == 1 else None
+        if real is not None:
+            with no_dispatch():
+                return Known(real.item(), certain=True)
+        storage = storage_of(x)
         if storage is not None and (found := self._known.get(storage._cdata)) and found[0]() is storage:
             return found[1]
         return Known(_as(x.dtype, 1), certain=False)
@@ -158,7 +167,7 @@ class Values:
         return left.value == right.value if sure else self.decided(True)
 
     def counts(self, tensor: Any) -> bool:
-        return isinstance(tensor, Tensor) and (storage := _storage(tensor)) is not None and storage in self._counted
+        return isinstance(tensor, Tensor) and (storage := storage_of(tensor)) is not None and storage in self._counted
 
     def is_certain(self, tensor: Tensor) -> bool:
         return self.of(tensor).certain
@@ -406,7 +415,7 @@ def _is_asked_for(tensor: Tensor) -> bool:
     return tensor.numel() <= SMALL or not tensor.dtype.is_floating_point
 
 
-def _storage(tensor: Tensor) -> torch.UntypedStorage | None:
+def storage_of(tensor: Tensor) -> torch.UntypedStorage | None:
     if tensor.layout != torch.strided or is_functorch_wrapped_tensor(tensor):
         return None
     return tensor.untyped_storage()

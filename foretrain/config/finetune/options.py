@@ -438,7 +438,7 @@ def asked(facts: ModelFacts | None, values: Mapping[str, Any]) -> FineTune:
     own: dict[str, Any] = {"loop": "trl", "batch_size": 1 + kind.drifts} if kind else {}
     if kind and kind.generates:  # one prompt a step
         of_kind = RLOO if values["training"] == "rloo" else {}
-        group, length, batch = ((of_kind | values).get(*each) for each in GROUP.items())
+        group, length, batch = ({**of_kind, **values}.get(*each) for each in GROUP.items())
         own |= of_kind | {"seq_len": PROMPT_LEN + length, "grad_accum": group // math.gcd(group, batch)}
         return FineTune.model_validate({**ASKED, **own, **values})
     return FineTune.model_validate({**ASKED, **own, "seq_len": min(ASKED["seq_len"], longest), **values})

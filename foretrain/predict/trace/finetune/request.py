@@ -113,6 +113,7 @@ class FineTuneRequest:
             f"the loop of {tune.loop} has kernels or a step of its own, which are not traced": other,
             "DeepSpeed's step is not traced; the estimate of ZeRO is a range": tune.zero_stage,
             "the kernels of cut cross-entropy are not traced; the estimate counts its tiles": tune.cut_cross_entropy,
+            "vLLM's part of the card is not traced; the estimate counts it": tune.generates and tune.vllm == "colocate",
             "TrainingArguments has no optimizer named muon": tune.optim == "muon",
             "the flash-attn package has no fake kernels, so it is not traced; sdpa takes the same kernel": flash,
         }

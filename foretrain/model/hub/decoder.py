@@ -159,7 +159,8 @@ class Attention(nn.Module):
         if self.facts.scaled_queries:
             q = q * self.query_scale(q)
         if self.training in self.cached:
-            k, v = self.kept = torch.cat([k], dim=-2), torch.cat([v], dim=-2)
+            # a cache has the dtype of its keys, which rotation within autocast makes wider than values
+            k, v = self.kept = torch.cat([k], dim=-2), torch.cat([v], dim=-2) if v.dtype == k.dtype else v.to(k.dtype)
         y = self.attend(q, k, v, mask)
         y = y.reshape(B, T, self.facts.n_head * self.facts.head_dim)
         y = unsloth.lora_out(y, *adapted_layers(self.whole_out)) if self.whole_out else self.o_proj(y)

@@ -20,6 +20,7 @@ from foretrain.predict.finetune.plan import FineTunePlan, plan, replanned
 from foretrain.predict.trace.card.patches import Patches
 from foretrain.predict.trace.finetune import standins
 from foretrain.predict.trace.finetune.drive import Run, loop_of
+from foretrain.predict.trace.finetune.request import FineTuneRequest
 from foretrain.predict.trace.names import Names
 from foretrain.predict.trace.self_test import CPU
 from foretrain.predict.trace.tracer import Tracer
@@ -187,6 +188,7 @@ def test_vllm_takes_its_share_of_the_card() -> None:
     assert bytes_of(sleeping, "steady_step") == bytes_of(alone, "steady_step")
     assert bytes_of(sleeping, "generate") - bytes_of(alone, "generate") == pytest.approx(share, rel=1e-3)
     assert "vllm" in {row.id for row in beside.needs.worst.components}
+    assert "estimate" in FineTuneRequest(beside.source, beside.tune, beside.gpu).why_not()
     written = planned(method="lora")
     assert alone.timing
     assert written.timing

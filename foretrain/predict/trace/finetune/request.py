@@ -116,6 +116,7 @@ class FineTuneRequest:
             "the kernels of cut cross-entropy are not traced; the estimate counts its tiles": tune.cut_cross_entropy,
             "pictures are traced in SFT and pretraining with rows of their own, and without torch.compile": tune.images
             and (tune.training not in ("sft", "pretraining") or tune.packing or tune.compile),
+            "vLLM's part of the card is not traced; the estimate counts it": tune.generates and tune.vllm == "colocate",
             "TrainingArguments has no optimizer named muon": tune.optim == "muon",
             "the flash-attn package has no fake kernels, so it is not traced; sdpa takes the same kernel": flash,
         }

@@ -7,6 +7,7 @@ CLASSES = "a classifier of sequences is planned as the Trainer runs it, where it
 PRICE = "a price of a change has four digits in every kind of run"
 PLANNED = "planned counts the estimates that a search took, of which halving takes one more or fewer"
 FAMILIES = "answers about one thing share a schema, whose anchor the name has"
+NO_MODEL = "what names no model is told apart"
 MERGE = "adapters are merged where a run asks for it alone"
 DECLARED: tuple[Declared, ...] = (
     Declared("finetune|inference|text", r"(advised|partial)\[\d+\]\.price$", PRICE, figures=0.001),
@@ -22,6 +23,7 @@ DECLARED: tuple[Declared, ...] = (
     ),
     Declared("serve finetune|python finetune|--(snapshot|lang ar)|finetune.*--explain|torchtune", "", MERGE),
     Declared("finetune: (qwen3-8b|llama-3.2-1b) --method.full", "advised|stdout:7", MERGE),
+    Declared("error: finetune: plan accelerate", r"stderr:1$", NO_MODEL, old="names no model", new="beside a model"),
     Declared("finetune file: .*seqcls_script.py", "", CLASSES),
     Declared("finetune file: .*(trl_dpo_full_15b.yaml|dpo_script.py)", "steps", DPO),
 )

@@ -9,6 +9,7 @@ PRICE = "a price of a change has four digits in every kind of run"
 PLANNED = "planned counts the estimates that a search took, of which halving takes one more or fewer"
 LOOPS = "files of litgpt and ms-swift are read, where a command was named"
 FAMILIES = "answers about one thing share a schema, whose anchor the name has"
+NO_MODEL = "what names no model is told apart"
 MERGE = "adapters are merged where a run asks for it alone"
 MIXTURES = "each tensor of a format of llama.cpp has the type that its code gives it; more formats, layers on the host"
 DECLARED: tuple[Declared, ...] = (
@@ -31,6 +32,7 @@ DECLARED: tuple[Declared, ...] = (
     Declared("serve finetune|python finetune|--(snapshot|lang ar)|finetune.*--explain|torchtune", "", MERGE),
     Declared("finetune: (qwen3-8b|llama-3.2-1b) --method.full", "advised|stdout:7", MERGE),
     Declared("finetune file: .*show-config", "stdout", GRPO),
+    Declared("error: finetune: plan accelerate", r"stderr:1$", NO_MODEL, old="names no model", new="beside a model"),
     Declared("finetune file: .*seqcls_script.py", "", CLASSES),
     Declared("finetune file: .*(trl_dpo_full_15b.yaml|dpo_script.py)", "steps", DPO),
 )

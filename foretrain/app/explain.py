@@ -58,7 +58,6 @@ Listen = Callable[[str], object]  # hears what is being done: 'searching'
 
 
 def ran_out_in(log: Path) -> oom_message.OutOfMemoryMessage | None:
-    """Read what the end of a log says of memory that ran out."""
     try:
         return oom_message.parse(read_bytes(log, 2 * TAIL_BYTES, last_bytes=TAIL_BYTES).decode("utf-8", "replace"))
     except (OSError, ValueError):

@@ -157,7 +157,6 @@ def _loss_figures(config: RunConfig, loss: Loss | None) -> list[Figure]:
 
 
 def _score_figures(record: TrainedRun, scores: Scores) -> list[Figure]:
-    """List bits per byte of texts, by their file's name alone, and what lm-eval's tasks measured."""
     figures = []
     for text in scores.texts:
         own = text.text == f"{record.dataset.name}/val"

@@ -124,8 +124,6 @@ def searched(found: SearchedPlan) -> Iterator[tuple[Advice, ...]]:
 
 @dataclass(frozen=True)
 class FineTuningRequest:
-    """A model or a trainer's file, how it is trained, and the cards."""
-
     asked: FineTuneQuestion
     gpu: str
     others: str

@@ -28,8 +28,6 @@ else:
 
 @dataclass(frozen=True)
 class Limits:
-    """The options of `plan` about money and limits, as they were typed."""
-
     price: str | None = None
     co2: float | None = None
     within: str | None = None
@@ -144,7 +142,6 @@ def make_plans(
     logged_mfu: float | None = None,
     data_of: DataOf = data_of_config,
 ) -> "list[Plan]":
-    """Make a plan for each target, with its own rent where one is given for it."""
     prices = prices_of(limits, resolved.config, [target.gpu for target in found])
     plans = []
     for target, rent in zip(found, prices, strict=True):

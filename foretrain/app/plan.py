@@ -72,8 +72,6 @@ class Look:
 
 @dataclass(frozen=True)
 class Cards:
-    """The options that name the cards, as they were typed."""
-
     gpus: str = ""
     gpu: str = "auto"
     link: str = ""
@@ -224,5 +222,4 @@ def auto_batch(config: RunConfig, target: Target, step: Trainer) -> "Choice":
 
 
 def with_dataset(resolved: ResolvedConfig) -> RunConfig:
-    """Fill in the dataset's vocabulary, where the config sets none itself."""
     return data_of_config(resolved).config

@@ -131,8 +131,6 @@ class PretrainingRequest:
 
 @dataclass(frozen=True)
 class CardsRequest(PretrainingRequest):
-    """A config on several cards that train it together."""
-
     kind = "cards"
     explains_traced = False
 

@@ -93,8 +93,6 @@ class _Tally:
 
 
 class TrainerSession:
-    """One `train()` of a Trainer, from its beginning to its end."""
-
     tally: _Tally
     record: TrainerRun
     meter: PhaseMeter
@@ -138,7 +136,6 @@ class TrainerSession:
         self._enter(self._phase())
 
     def _enter(self, part: str) -> None:
-        """Count what comes to this phase."""
         self.meter.begin(part)
         if self.directory is not None:
             self.directory.tell(TOLD.get(part, "training"), int(self.state.global_step or 0))
@@ -162,7 +159,6 @@ class TrainerSession:
             self._go_on(self.directory)
 
     def _go_on(self, directory: RunDirectory) -> None:
-        """Forget what the resumed run will do again."""
         before = directory.record_of(TrainerRun)
         directory.drop_metrics_from(self.tally.resumed + 1, keep_evaluation=False, whole=False)
         if self.tally.resumed:
@@ -247,7 +243,6 @@ class TrainerSession:
             self.tally.asked_s = 0.0
 
     def failed(self, part: str, error: BaseException) -> None:
-        """Something raised this, and it goes on."""
         with self._safely():
             if not self.active or isinstance(error, StopIteration | GeneratorExit):
                 return

@@ -166,7 +166,6 @@ def choose(
 
 
 def pick_batch(resolved: ResolvedConfig, placement: Placement, asked: Request, world: int) -> ResolvedConfig:
-    """Pick the micro-batch for the part of a step that one rank carries out."""
     whole = resolved.config
     own = replace(resolved, config=config_of_rank(as_one_rank_of(whole, world), world))
     chosen = choose_batch(own, placement, trial=asked.trial, listen=asked.listen)
@@ -402,7 +401,6 @@ class Reporting:
 
 
 def _job(ready: Ready, tracker: type[Tracker], planned_bytes: float | None, id: str | None) -> Job:
-    """Name the job by nanoGPT's own two options, where they are set."""
     config, placement = ready.resolved.config, ready.placement
     ran = config.model_copy(update={"compile": placement.compiled, "dtype": placement.dtype})
     known: dict[str, Any] = {

@@ -59,7 +59,6 @@ app = Program(
 
 
 def main() -> None:
-    """Run the command line and exit with a code of `ExitCode`."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the caller, as >&- does
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123
@@ -172,5 +171,4 @@ def _bug(error: Exception) -> int:
 
 
 def _silence(stream: TextIO) -> None:
-    """What is still in the buffer has nowhere to go."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

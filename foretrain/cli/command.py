@@ -145,7 +145,6 @@ def option(
 
 
 def flag(spelling: str, help: str, *, name: str = "") -> Declaration:
-    """Declare an option that takes no value."""
     return click.option(*filter(None, (spelling, name)), is_flag=True, default=False, help=help)
 
 
@@ -245,8 +244,6 @@ class Command(click.Command):
 
 
 class Group(Command, click.Group):
-    """A group of commands, in the order in which they were added."""
-
     command_class = Command
 
     def __init__(self, name: str, **settings: Any) -> None:
@@ -263,7 +260,6 @@ class Group(Command, click.Group):
         return list(self.commands)
 
     def summaries(self) -> dict[str, str]:
-        """{name: what it does} of each command, for lists of them."""
         return {name: each.help or "" for name, each in self.commands.items()}
 
     def members(self) -> dict[str, click.Command]:

@@ -55,7 +55,6 @@ def print_json(value: dict[str, Any]) -> None:
 
 
 def print_error(error: UserError, *, as_json: bool) -> None:
-    """The sentence on stderr; with --json also one object on stdout."""
     if as_json:
         problems = error.problems if isinstance(error, ConfigError) else [error]
         listed = [{"id": p.id, "message": redacted_message(str(p)), **_plain(p.values)} for p in problems]
@@ -92,7 +91,6 @@ class LiveLine:
         self._console, self._shown = console, False
 
     def show(self, text: str) -> None:
-        """Put this in the place of what stood there, cut to the width of the terminal."""
         self._write(text[: max(20, self._console.width - 1)])
         self._shown = True
 
@@ -175,7 +173,6 @@ def from_environment() -> None:
 
 
 def speak_typed() -> None:
-    """Speak what --lang asks for, wherever it stands: before anything else is read."""
     words = own_words()
     for number, each in enumerate(words):
         name, equals, value = each.partition("=")
@@ -184,5 +181,4 @@ def speak_typed() -> None:
 
 
 def asked_for() -> str | None:
-    """The language that was asked for, by option or environment; None where none was."""
     return messages.matching(os.environ.get(VARIABLE, ""))

@@ -182,7 +182,6 @@ def wanted(gpus: int, config: RunConfig, environ: Mapping[str, str]) -> Start | 
 
 
 def _of_skypilot(gpus: int, environ: Mapping[str, str]) -> Start | None:
-    """SkyPilot runs the command once on each machine, and says how many there are."""
     nodes, node, cards = (
         environ.get(f"SKYPILOT_{name}", "") for name in ("NUM_NODES", "NODE_RANK", "NUM_GPUS_PER_NODE")
     )

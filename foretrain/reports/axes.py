@@ -150,7 +150,6 @@ class Scale:
 
 
 def fit_ticks(densities: list[Density], scale: Scale, length: float, *, across: bool = True) -> Density:
-    """The densest ticks whose texts stand apart on an axis of so many pixels."""
     shown = [[tick for tick in ticks if -1e-6 <= scale.at(tick[0]) <= 1 + 1e-6] for ticks in densities]
     shown = [ticks for ticks in shown if ticks]
     for ticks in shown:

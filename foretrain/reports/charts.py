@@ -229,7 +229,6 @@ def _segments(plot: Plot, row: Bar, middle: float, thick: int) -> None:
 
 
 def _hatches(x: float, y: float, width: float, height: float) -> str:
-    """Lines that rise through a rectangle, eight pixels from one to the next."""
     path = ""
     for k in range(8 - int(height), int(width), 8):
         left, right = max(k, 0), min(k + height, width)

@@ -10,8 +10,6 @@ from foretrain.base.messages import format_value, say, source_name
 
 @dataclass(frozen=True)
 class Message:
-    """A text by id with its values; a value may itself be a Message."""
-
     id: str
     values: dict[str, Any] = field(default_factory=dict)
 
@@ -40,8 +38,6 @@ def cell_text(cell: Cell) -> str:
 
 @dataclass(frozen=True)
 class Paragraph:
-    """One sentence or more; `tone` is good, bad, warn or plain."""
-
     message: Message
     tone: str = "plain"
 
@@ -116,8 +112,6 @@ class Level:
 
 @dataclass(frozen=True)
 class Span:
-    """A stretch of the x axis that is shaded, with the reason."""
-
     label: Message
     start: float
     end: float

@@ -132,7 +132,6 @@ def advice_json(plan: AnyPlan, found: Advices) -> dict[str, Any]:
 
 
 def _to_set(plan: AnyPlan, found: Advices, change: Advice) -> dict[str, Any]:
-    """What the form has to have; nothing where no field is for it, such as another link."""
     changed: dict[str, Any] = {"values": options_of(plan, change) if isinstance(plan, ClusterPlan) else change.options}
     cards = changed["values"].pop("world", None)
     if change.shared and found.cluster and change.shared.cards != found.cluster.world:

@@ -96,7 +96,6 @@ def _powers(low: float, high: float, factors: tuple[float, ...]) -> list[float]:
 
 
 def _decades(low: float, high: float) -> list[float]:
-    """1, 2, 3, 5, 7, 10, 20, … between two ends."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     return [float(f"{digit}e{power}") for power in powers for digit in (1, 1.5, 2, 3, 4, 5, 6, 8)]
 

@@ -50,7 +50,6 @@ class Child:
         self._done.set()
 
     def finished(self, most_s: float = 0.0) -> bool:
-        """Whether it has ended, waited for so long."""
         return self._done.wait(most_s)
 
     @property

@@ -133,7 +133,6 @@ class _Headers:
 
 
 async def _body(scope: Scope, receive: Receive) -> bytes:
-    """The whole body, within its limits of size and time."""
     length = _Headers(scope["headers"]).only("content-length")
     if length is not None and not (re.fullmatch(r"[0-9]{1,9}", length) and int(length) <= MAX_BODY_BYTES):
         raise Refused("too_large")

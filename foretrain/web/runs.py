@@ -115,7 +115,6 @@ def _shown(line: Any) -> dict[str, Any]:
 
 
 def _is_plain(value: Any) -> bool:
-    """A number that JSON has, a short word, or a yes."""
     if isinstance(value, float):
         return value - value == 0  # not infinite, not NaN
     return isinstance(value, bool | int) or (isinstance(value, str) and len(value) < 40)
@@ -163,7 +162,6 @@ def _trace(label: Message, lines: Lines, key: str, shift: int, colour: int = 0) 
 
 
 def figures(record: RunRecord, lines: Lines) -> Figures:
-    """The newest step's and evaluation's; of a run that is over, the medians that the list and the report have."""
     step = next(reversed(_of_kind(lines, "step")), {})
     evaluation = next(reversed(_of_kind(lines, "evaluation")), {})
     running = record.status == "running"
@@ -205,7 +203,6 @@ class Runs:
         self._curves: dict[str, Curve] = {}  # of those that somebody looks at, the newest last
 
     def curve(self, id: str, run: ObservedRun) -> Curve:
-        """What is known of a run's metrics; it is read on, not anew."""
         found = self._curves.pop(id, None) or Curve(run.path / "metrics.jsonl")
         self._curves = dict([*list(self._curves.items())[1 - MAX_CURVES :], (id, found)])
         return found
@@ -334,7 +331,6 @@ def _events(run: ObservedRun) -> list[dict[str, str]]:
 
 
 def comparisons(runs: Runs) -> dict[str, Any]:
-    """Predicted against measured of every run that has measured something: a step's time, and the memory."""
     rows = []
     for id, run in list(runs.all().items())[:MAX_RUNS]:
         try:

@@ -36,7 +36,6 @@ MAX_CONNECTIONS = 256  # in all; unproven ones, with those that are being cut of
 
 
 def protocol(token: str) -> type[H11Protocol]:
-    """The class of a server's connections. `token`: what proves that one is the user's."""
     unproven: dict[Any, None] = {}  # the oldest first
 
     class Connection(H11Protocol):

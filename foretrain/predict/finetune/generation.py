@@ -60,12 +60,13 @@ class Completions:
         found = [self._of(16 * rows * tune.seq_len)]
         t.use(self.run.symbols_for(batch))
         t.at("forward.blocks")
+        joined = self._of(16 * rows * tune.seq_len)  # prompts with their completions
         for name in passes_of(self.tune):
             for _ in range(min(2, -(-rows // batch))):
                 passage = self.run.passage(train=False, before=name)
                 self.run.keep(passage, *[t.play(passage, 0)] * 2)
             found.append(self._of(4 * rows * tune.completion_tokens))
-        t.free(*self.held)
+        t.free(*self.held, joined)
         self.held = found
 
     def _of(self, nbytes: int) -> Tensor:

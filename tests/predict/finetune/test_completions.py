@@ -104,7 +104,7 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "dropout": ("gpt2", {"method": "lora", "lora_dropout": 0.1, "dtype": "float32"}),
     "experts": ("qwen3_moe", {"method": "lora"}), "padded": ("llama", {"method": "lora", "padded": True}),
     "rloo": ("llama", {"method": "lora", "training": "rloo", "beta": 0.05}), "server": ("llama", {"vllm": "server"}), "windows": ("gemma3, short window", {}),
-    "many": ("qwen3", {"steps_per_generation": 32}),
+    "many": ("qwen3", {"steps_per_generation": 8}),
     "qlora": ("llama", {"method": "qlora", "amp": "bf16", "gradient_checkpointing": True}),
 }  # fmt: skip
 

@@ -4,7 +4,7 @@
 
 Each has the default config of its type with two layers, of its parts too, and else its own sizes; where that is none,
 the default itself. One that fails has its reasons, of full fine-tuning too. A type takes at most `LONGEST_S`. The rows
-of the file are kept: a run that was stopped goes on, and `--only` traces its types anew.
+of the file are kept: a run that was stopped goes on, and `--only` traces its types again.
 """
 
 import argparse

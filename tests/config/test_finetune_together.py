@@ -68,7 +68,7 @@ def test_what_is_refused_as_idle_changes_no_byte() -> None:
     values: dict[str, Any] = {
         "lora_r": 4, "lora_targets": "q_proj", "lora_dropout": 0.5, "lora_saved": "lm_head", "reentrant": True,
         "offload_checkpoints": True, "eval_batch_size": 2, "eval_batches": 3, "keeps_logits": True,
-        "eval_accumulation_steps": 2, "double_quant": True, "strategy": "fsdp", "labels": 3, "merge": True,
+        "eval_accumulation_steps": 2, "double_quant": True, "strategy": "fsdp", "labels": 3, "merge": True, "image_size": 448,
         "completion_len": 5, "num_generations": 2, "steps_per_generation": 4, "num_iterations": 2, "beta": 0.1,
         "vllm": "colocate", "vllm_memory": 0.5, "vllm_sleep": True,
     }  # fmt: skip

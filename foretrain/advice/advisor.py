@@ -1,21 +1,6 @@
-"""What to change: every rule applied to the user's own run, planned again, and ranked for a goal.
+"""What to change: every rule applied to the user's own run, planned again, and ranked for a goal. No torch.
 
-`advise` is pure and takes no torch: the ledger and the catalogue answer. What is advised fits by the plan, with its
-margin, and its figures are those that a plan of the changed config says. confirm.py asks a trace.
-
-Goals. fit: less memory, at the least cost (docs/advice.md says how costs are counted); speed: a shorter run; cost: a
-cheaper one; quality: a lower loss in the same time (quality.py). Where nothing is asked: fit where the run does not
-fit with its margin, else speed.
-
-Several cards are advised as one is, by the rules that leave the model as it is and by those of cards (rules/cards.py).
-What trains on other tokens per step, or needs hardware that was not named, comes after what does not.
-
-Price: what a change costs, as a share of the run's time. The step's slowdown (or the whole run's, or its money, as the
-goal asks), and on top what each exactness and rule is taken to be worth: a change that rounds otherwise counts as 5 %
-of the time, another optimizer as 50 %, another model as the whole time and as the share of its parameters and context
-that is given up, another card as one and a half, each change after the first as 1 %. That a smaller model or a larger
-card is faster is not counted for it; but where cost is the goal, a rented card costs its rent alone. These are a
-choice, not a measurement; docs/advice.md says so.
+docs/advice.md says what the goals are and what a change is taken to cost; that is a choice, not a measurement.
 """
 
 from collections.abc import Iterator, Sequence
@@ -53,7 +38,6 @@ def start_of(plan: Plan, step: StepName) -> State:
 
 
 def state_of(advice: Advice, plan: Plan) -> State:
-    """The run with an advice."""
     gpu = plan.gpu if advice.gpu == plan.gpu.name else find(advice.gpu)
     return State(with_settings(plan.config, advice.settings), gpu, advice.trainer, advice.used_by_others_bytes)
 
@@ -90,10 +74,8 @@ def advise(
 
 
 def short_list(plan: Plan, step: StepName) -> Advices | None:
-    """The three best changes for the screen of a plan; None where there is nothing that pays.
-
-    A traced plan has none, as its figures are others than the ledger's (`foretrain advise --exact`).
-    """
+    """Return the three best changes for a plan's screen; None where nothing pays, or the plan is traced (advise
+    --exact)."""
     timing = plan.timing_of(step)
     if plan.exact or plan.config.eval_only or (plan.available_bytes is None and timing is None):
         return None
@@ -107,7 +89,7 @@ def short_list(plan: Plan, step: StepName) -> Advices | None:
 def search_of(
     plan: Plan | ClusterPlan, step: StepName, goal: Goal | None, rents: dict[str, float] | None = None
 ) -> Search:
-    """What advice is looked for from. Raises UserError as `advise` does."""
+    """Raises UserError as `advise` does."""
     if isinstance(plan, ClusterPlan):
         rank, one, cluster = plan.best or plan.least, plan.one_card, plan.cluster
         state = State(one.config, cluster.gpu, step, one.used_by_others_bytes, cluster, plan.ways, rank.id)
@@ -121,7 +103,6 @@ def search_of(
 
 
 def _answer(plan: Plan, search: Search, goal: Goal | None, found: list[Try], idle: list[Idle], **known: Any) -> Advices:
-    """What was found, sorted into what is advised, what is not enough and what is useless."""
     distinct: dict[State, Try] = {}
     for each in sorted(found, key=lambda c: (len(c.rules), search.order(c))):
         distinct.setdefault(each.state, each)

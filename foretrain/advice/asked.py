@@ -4,11 +4,10 @@ from foretrain.base.records import Record
 
 
 class Asked(Record):
-    """What was typed: the command, the config's words, the options that name the card; whether it is a
-    nanoGPT file. `cards`: --gpus and what belongs to it.
+    """What was typed: the command, the config's words, the options that name the card; whether it is a nanoGPT file.
 
-    `wrote`: the file that --write made. `speed`: the option that gave the time of a step. `price`: --price as it was
-    given; `limits`: other options that `plan` has and `advise` has not, such as --within 12h.
+    `cards`: --gpus and what belongs to it. `wrote`: the file that --write made. `speed`: the option that gave the time
+    of a step. `price`: --price as given; `limits`: what `advise` has not, such as --within 12h.
     """
 
     command: str = "plan"
@@ -25,13 +24,11 @@ class Asked(Record):
     limits: tuple[str, ...] = ()
 
     def card_options(self) -> tuple[str, ...]:
-        """--gpu, --gpus and --used-by-others as they were given."""
         gpu = ("--gpu", self.gpu) if self.gpu != "auto" else ()
         return (*gpu, *self.cards, *(("--used-by-others", self.others) if self.others else ()))
 
     def options(self, command: str = "plan", rent: float | None = None) -> tuple[str, ...]:
-        """What else was given of what this command can have. `rent`: of the one card that it is of, where --price names
-        several."""
+        """Return what else this command can have. `rent`: of its one card, where --price names several."""
         price = f"{rent:g}" if "=" in self.price and rent is not None else self.price
         rented = ("--price", price) if price and (rent or "=" not in price) else ()
         exact = ("--exact",) if self.exact else ()

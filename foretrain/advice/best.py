@@ -1,13 +1,7 @@
 """The GPT of lowest estimated loss that fits a card and a limit of time, energy or money: a search over shapes.
 
-The grid: heads of 64 as in every GPT-2, widths from 128 to 4096, and depths that keep width / depth between 40 and 72.
-GPT-2 124M has 64, and so have the small models that Chinchilla's law was fitted to (arXiv:2203.15556, table A9, from
-512/8 to 1024/16). The law knows a shape only by its parameters: wider and shallower shapes would win here by their
-embeddings and their speed, on a side where nobody has checked it. Every shape is given all the steps that fit in the
-limit (but no more than 40 epochs), is ranked by the scaling law, and then, the best first, has to fit the memory by
-the ledger: with the micro-batch that is quickest, checkpointed only where it fits in no other way.
-
-Known limits: see predict/scaling.py for what such a loss is worth; learning rate and context are kept as given.
+Heads of 64, and width / depth as in GPT-2 and in the models of Chinchilla's law (arXiv:2203.15556, table A9): the law
+knows a shape only by its parameters. predict/scaling.py says what such a loss is worth.
 """
 
 import math
@@ -63,11 +57,8 @@ _FOLLOW = dict.fromkeys(named(lambda option: option.from_weights and option.leas
 
 
 class Best(Record):
-    """The answer: `candidates`, the best first, and what stands in the way of a lower loss.
-
-    `binds`: the limit's kind, or epochs where data end before it; memory, where a better shape did not fit; data,
-    where repeating them costs a tenth of their worth; grid, where the best shape is the largest or smallest in it.
-    """
+    """The answer: `candidates`, the best first, and what `binds`: the limit's kind, epochs where data end before it,
+    memory, data where repeating them costs a tenth of their worth, or grid, where the best shape is at its end."""
 
     limit: Limit
     step: StepName
@@ -79,7 +70,6 @@ class Best(Record):
 
 
 def shapes() -> Iterator[dict[str, int]]:
-    """The grid: every width with every depth in proportion."""
     for width in WIDTHS:
         for depth in DEPTHS:
             if LEAST_ASPECT <= width / depth <= MOST_ASPECT:
@@ -145,7 +135,7 @@ class _Search:
         return found
 
     def steps(self, config: RunConfig, found: Timing, reading: Reading = "expected") -> int:
-        """As many as fit in the limit, and as the data are good for."""
+        """Return as many as fit in the limit, and as the data are good for."""
         spent = spent_by_steps(found, self.spec(config), self.limit, reading, self.world)
         steps = most_steps(self.limit, config.tokens_per_step, spent)
         return min(steps, max(1, MOST_EPOCHS * self.data // config.tokens_per_step)) if self.data else steps
@@ -199,9 +189,8 @@ class _Search:
         return None
 
     def that_fit(self, needs: Callable[[int], int], count: int, checkpointing: bool) -> int:
-        """How many of the first of `count` settings fit; the need, 0 for one that does not fit, grows from each to the
-        next. The last shape's answer is tried first, as most end where the one before did, and a ledger costs much.
-        """
+        """Count the first of `count` settings that fit; needs grow (0: does not fit). The last shape's answer is tried
+        first."""
         fit = min(self.fitted.get(checkpointing, count), count)
         while fit and not needs(fit - 1):
             fit -= 1
@@ -247,10 +236,9 @@ def best(
     given: frozenset[str] = frozenset(),
     listen: Callable[[int, int], None] = lambda done, of: None,
 ) -> Best:
-    """The best models for a plan's cards, vocabulary, context and prices within a limit; on several cards with the way
-    to share a step that serves them best.
+    """Return the best models for a plan's cards, vocabulary, context and prices within a limit.
 
-    `given`: options that the user set. `listen(done, of)` hears of progress. Raises UserError 'check.best_nothing'.
+    `given`: options that the user set. Raises UserError 'check.best_nothing'.
     """
     if base.available_bytes is None:
         raise UserError("usage.best_memory", text=limit.as_option, gpu=base.gpu.name)

@@ -91,11 +91,9 @@ class ComparedCard(Record):
 
 
 class ComparedCards(Record):
-    """What is shown of several cards. `of`: the whole run, a million tokens where it has no length that is known, or
-    what fits in a limit. `best` goes by the tokens that all of them have to train, so also by those that fit in a
-    limit.
+    """What is shown of several cards. `of`: the whole run, a million tokens, or what fits in a limit.
 
-    `cost` of a card is its rent, of one without rent its electricity, in `currency`.
+    `best` goes by the tokens that all of them train. `cost`: a card's rent, else its electricity, in `currency`.
     """
 
     of: Literal["run", "million", "limit"]
@@ -153,7 +151,6 @@ def _limited(plan: FineTunePlan, limit: Limit) -> ComparedCard:
 
 
 def _spent(plan: AnyPlan, spent: Spending, tokens: int, duration_s: float, factor: float = 1.0) -> ComparedCard:
-    """A card with its figures, times `factor`."""
     money, data = spent.money(), 0 if isinstance(plan, InferencePlan) else settings_of(plan).dataset_tokens
 
     def times(value: float | None) -> float | None:

@@ -63,8 +63,7 @@ def together(search: Search, found: Sequence[Try]) -> list[Try]:
 
 
 def options_of(plan: ClusterPlan, change: Advice) -> dict[str, Any]:
-    """Return the options that make a change, so that a plan with them is the one that was promised. How the cards share
-    a step is among them where a plan could pick another way by itself."""
+    """Return the options that make a change, with the way to share a step where a plan could pick another by itself."""
     assert change.shared is not None
     values: dict[str, Any] = {setting.option: setting.after for setting in change.settings}
     now, way = plan.best or plan.least, change.shared.way
@@ -77,11 +76,7 @@ def options_of(plan: ClusterPlan, change: Advice) -> dict[str, Any]:
     return values
 
 
-# What DDP's buckets bring here: gradients that are views of them, which foretrain always has, and other sizes of
-# them.
-#
-# Neither is an option of a config. The figures say why: what a card would take without views, and what the best other
-# size would save.
+# What DDP's buckets bring: gradients that are views of them, which foretrain always has, and other sizes of them.
 
 SHOWN = 0.001  # of a step: less is nothing
 SIZES = tuple(MIB * size for size in (1, 5, 10, 50, 100, 200, 400))

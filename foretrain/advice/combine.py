@@ -1,11 +1,7 @@
 """Several changes together, where one is not enough, and further savings that let a run go faster.
 
-For fitting: the strongest set of a tier (all exact changes; those that round otherwise too; another optimizer too) is
-planned with the smallest micro-batch. If that fits, members are left out, the most expensive first, as long as it still
-does, and each set on the way is planned with the largest micro-batch that fits. So a fit is found whenever the
-strongest set is one, in a few dozen plans, and the cheapest on the way is advised. What needs the least memory is not
-always known beforehand: masters cost 2 bytes a parameter, a chunked loss keeps gradients, compiled optimizers and half-
-precision copies take their own; so each of these is tried with and without.
+From the strongest set of a tier, with the smallest micro-batch, members are left out as long as it fits, the most
+expensive first. What may need more memory (masters, chunked loss, compiled optimizer) is tried with and without.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,7 +36,6 @@ def starts(search: Search) -> Iterator[tuple[tuple[str, ...], State]]:
 
 
 def allowed(rule: str, state: State) -> bool:
-    """Whether a rule is one of this step, and of as many cards."""
     of_cards = BY_ID[rule].for_several if state.cluster else not BY_ID[rule].several
     return of_cards and (state.step == "foretrain" or not BY_ID[rule].ours)
 
@@ -57,7 +52,6 @@ def build(members: tuple[str, ...], state: State) -> State | None:
 
 
 def smallest(search: Search, state: State) -> Outcome | None:
-    """The plan at the smallest micro-batch."""
     options = BY_ID["micro_batch"].changes(state)
     return search.planner.outcome(options[-1].applied(state) if options else state)
 
@@ -71,7 +65,7 @@ def whole(search: Search, prefix: tuple[str, ...], members: tuple[str, ...], sta
 
 
 def grown(search: Search, prefix: tuple[str, ...], members: tuple[str, ...], state: State) -> Try | None:
-    """A set as advice: with the micro-batch as it is where that fits, else with the largest that does."""
+    """Return a set as advice: with the micro-batch as it is where that fits, else with the largest that does."""
     found = whole(search, prefix, members, state)
     if found is not None:
         return found
@@ -138,8 +132,6 @@ def fitting(search: Search, singles: Sequence[Try], alternatives: bool = True) -
 
 
 def _of_tiers(search: Search, prefix: tuple[str, ...], start: State, tiers: Sequence[tuple[str, ...]]) -> list[Try]:
-    """The sets of the first tier whose strongest one fits."""
-
     def kept(members: Members, cut: bool) -> Try | None:
         state = build(members, start)
         return (grown if cut else whole)(search, prefix, members, state) if state else None
@@ -188,8 +180,7 @@ def faster(search: Search, gaining: list[str], rounds: int = 4) -> list[Try]:
 def _quickest(
     search: Search, rules: tuple[str, ...], state: State, usable: Sequence[str], most: float | None
 ) -> Try | None:
-    """One rule more: the one with the lowest ratio, which is `most` at most. Of each rule the quickest option that fits
-    counts. What a rule can reach is known without its memory, so few estimates of memory are made."""
+    """Return one rule more: the one with the lowest ratio (at most `most`), by its fastest option that fits."""
     reach: list[tuple[float, int, list[Change]]] = []
     for number, rule in enumerate(usable):
         options = list(BY_ID[rule].changes(state))

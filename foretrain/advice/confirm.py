@@ -1,8 +1,5 @@
-"""Advice held against the trace: `foretrain advise --exact`. Each advised run is traced and replayed at its limit.
-
-What the replay denies is no longer advised. Rules of which the ledger knows nothing (the allocator's segments,
-Inductor's own savings) are traced too, and advised where the trace says that they buy something.
-"""
+"""Advice held against the trace (`foretrain advise --exact`): what the replay denies is no longer advised, and what
+only a trace knows (the allocator's segments, Inductor's own savings) can be."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -54,7 +54,6 @@ def _answer(plan: SearchedPlan, search: Search, goal: Goal | None, found: Sequen
 
 
 def advices(plan: SearchedPlan, found: Sequence[Advice]) -> Advices:
-    """Return changes that make a run fit as the record that any advice is."""
     return _answer(plan, search_of(plan, "fit"), None, found).model_copy(update={"planned": len(found)})
 
 

@@ -1,7 +1,4 @@
-"""What the first screen of `plan` says beside the plan itself: what limits the run, and which command comes next.
-
-Everything is worked out here; reports/views/first.py only puts it into words.
-"""
+"""What the first screen of `plan` says beside the plan itself: what limits the run, and which command comes next."""
 
 from __future__ import annotations
 
@@ -42,8 +39,6 @@ Next = Literal["train", "change", "advise", "write", "card"]
 
 
 class Changed(Record):
-    """What planning the changed run says: its config, memory and time."""
-
     config: RunConfig
     memory: RunMemory
     timing: Timing | None
@@ -51,10 +46,8 @@ class Changed(Record):
 
 
 class FirstAnswer(Record):
-    """`next` is what `command` does; `advice` the change that it makes, or the one that would save much time.
-
-    `changed`: the plan of a run that does not fit, or only just, with that change.
-    """
+    """`next`: what `command` does; `advice`: the change that it makes; `changed`: the plan with it, where the run is
+    too large."""
 
     bottleneck: Bottleneck | None
     next: Next
@@ -84,8 +77,7 @@ def first_answer(plan: Plan, asked: Asked) -> FirstAnswer:
 
 
 def is_one_command(plan: Plan, advice: Advice) -> bool:
-    """Whether a command with a few options makes all of the change: not another card, not other programs that are
-    closed, not what nanoGPT reads from its environment."""
+    """Return whether options make all of the change: not other cards or programs, nor nanoGPT's environment."""
     changes = to_set(advice.settings)
     if advice.gpu != plan.gpu.name or advice.used_by_others_bytes != plan.used_by_others_bytes:
         return False
@@ -104,7 +96,7 @@ def _changed(plan: Plan, advice: Advice) -> Changed | None:
 
 
 def changed_command(plan: Plan, advice: Advice, asked: Asked) -> tuple[str, ...]:
-    """The command that runs what was asked about with an advice's changes. nanoGPT reads True, not true."""
+    """Return the command that runs what was asked about with an advice's changes. nanoGPT reads True, not true."""
     changes = to_set(advice.settings)
     said = str if advice.step == "nanogpt" else typed_value
     flags = tuple(f"--{setting.option}={said(setting.after)}" for setting in changes)
@@ -113,7 +105,6 @@ def changed_command(plan: Plan, advice: Advice, asked: Asked) -> tuple[str, ...]
 
 
 def words_of(change: Advice) -> list[str]:
-    """A change in fine-tuning or in generating text, as words of the command line."""
     words = {name: option_words(name, value) for name, value in change.options.items()}
     if "world" in words:
         words["world"] = ["--gpus", f"{change.options['world']} x {change.gpu}"]
@@ -121,8 +112,7 @@ def words_of(change: Advice) -> list[str]:
 
 
 def command_of(plan: AnyPlan, change: Advice, asked: Asked) -> tuple[str, ...]:
-    """The whole command of a run of any kind with a change: of pretraining the one that trains it, where one command
-    can, else the one that says how."""
+    """Return the whole command of a run with a change: of pretraining the one that trains it where one can."""
     if isinstance(plan, ClusterPlan):
         return _command_of_cards(plan, change, asked)
     if isinstance(plan, InferencePlan):
@@ -141,7 +131,6 @@ def command_of(plan: AnyPlan, change: Advice, asked: Asked) -> tuple[str, ...]:
 def finetune_command(
     name: str, asked: Asked, changed: Mapping[str, bool | int | str] | None = None, without: Collection[str] = ()
 ) -> tuple[str, ...]:
-    """The command of this name about a fine-tuning run, with other values of options."""
     model, *words = asked.words
     return ("foretrain", name, model, *changed_words(words, changed or {}, without), *asked.card_options())
 
@@ -176,9 +165,8 @@ def _advise_command(asked: Asked) -> tuple[str, ...]:
 
 
 def _words(asked: Asked, plan: Plan, step: StepName) -> tuple[str, ...]:
-    """The words with which the trainer of a step runs what was planned: on a CPU foretrain is told so, on an Apple GPU
-    both are, and a config that names the CPU is told of the card.
-    """
+    """Return the words with which the trainer of a step runs what was planned, with the device where it needs to be
+    named."""
     on_cpu = step == "foretrain" and plan.gpu.kind == "cpu" and plan.config.device != "cpu"
     words = asked.words if step == "foretrain" else _nanogpt_words(asked.words, plan.config)
     on_card = plan.gpu.kind == "cuda" and plan.config.device == "cpu"
@@ -194,10 +182,7 @@ def _environment(plan: Plan) -> tuple[str, ...]:
 
 
 def _nanogpt_words(words: Sequence[str], config: RunConfig) -> tuple[str, ...]:
-    """What nanoGPT's train.py takes: its own files, and --key=value of its own keys with Python's values.
-
-    It knows no preset and no TOML, so their values are written out; it reads no stdin, so what was piped in is a file.
-    """
+    """Return what train.py takes: its files, and its keys with Python's values, written out; piped text is a file."""
     parts = WORDS.split(words)
     sources = ["FILE.py" if word.name == "-" else word.typed[0] for word in parts if not word.key]
     files = [source for source in sources if source.endswith(".py")]

@@ -1,7 +1,6 @@
 """Throughput against memory: what a card gives for its memory, by the ways to carry out the same step.
 
-From what `foretrain tune` measured where its file is there, else predicted over the micro-batches that a step can be
-cut into, as the config is and with the two techniques that trade time or nothing for memory.
+As `foretrain tune` measured, else predicted over micro-batches and two techniques.
 """
 
 from typing import Literal

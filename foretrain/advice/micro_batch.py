@@ -1,9 +1,7 @@
-"""batch_size = auto: the micro-batch for a device, by the ledger alone. Pure: the same answer for the same arguments.
+"""batch_size = auto: the micro-batch for a device, by the ledger alone, among divisors of the sequences of a step.
 
-Only divisors of the sequences of a step are looked at, so the tokens of a step and the order of the rows stay. On a
-card: the largest whose plan fits with its margin (predict/memory.py `judge`), evaluation included. On a CPU, where
-memory is shared with all else: the smallest that fits and whose predicted step is at most 3 % longer than the
-quickest one's.
+On a card the largest that fits with its margin, evaluation included; on a CPU the smallest whose step is at most 3 %
+longer than the fastest one's.
 """
 
 from typing import Literal
@@ -25,9 +23,8 @@ Reason = Literal["auto_largest", "auto_whole", "auto_quick", "auto_smallest", "a
 class Choice(Record):
     """The micro-batch that was chosen, and why.
 
-    `auto_largest`: the next divisor does not fit; `auto_whole`: the whole step fits at once; `auto_quick`: as quick as
-    larger ones (CPU); `auto_smallest`: not even one sequence fits with its margin; `auto_unknown`: nobody knows what
-    fits, so it is as given.
+    `auto_largest`: the next divisor does not fit; `auto_whole`: all fits at once; `auto_quick`: as fast as larger
+    (CPU); `auto_smallest`: not even one sequence fits with its margin; `auto_unknown`: as given.
     """
 
     config: RunConfig
@@ -40,7 +37,6 @@ class Choice(Record):
 
     @property
     def note(self) -> Note:
-        """The decision with its reason, for the plan and for the run."""
         c = self.config
         values = {
             "batch_size": c.batch_size, "accumulation": c.gradient_accumulation_steps, "sequences": self.sequences,

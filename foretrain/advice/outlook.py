@@ -15,10 +15,8 @@ from foretrain.predict.speed.limit import Roofline, roofline
 from foretrain.predict.speed.time import Range
 from foretrain.predict.step_moments import StepMoments, step_moments
 
-# The same run on the other cards of the catalogue: does it fit, how long, how much energy. All predicted.
-#
-# What other programs use is taken to be the same on every card. A card's rent is not known; electricity costs what
-# the config says.
+# The same run on the other cards of the catalogue, all predicted, with the same memory used by other programs. A card's
+# rent is not known; electricity costs what the config says.
 
 # Those that people ask about; a picture of all of them would be none.
 USUAL = (

@@ -1,7 +1,5 @@
-"""Plans of changed runs, each made once: what `plan` would say, without what advice does not need.
-
-Memory does not depend on what other programs use, and on the card only by its kind; so one ledger serves many states.
-"""
+"""Plans of changed runs, each made once, without what advice does not need. Memory does not depend on what other
+programs use, and on the card only by its kind; so one ledger serves many states."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
@@ -48,12 +46,10 @@ class Outcome:
 
     @property
     def least_bytes(self) -> int:
-        """What is needed at least, as far as it is known before the memory is."""
         return max(self.tensors.values(), default=0)
 
     @property
     def hopeless(self) -> bool:
-        """Whether the tensors alone are more than there is."""
         return self.available_bytes is not None and self.least_bytes > self.available_bytes
 
     @cached_property
@@ -71,7 +67,6 @@ class Outcome:
 
     @property
     def needed_bytes(self) -> int:
-        """What the worst phase is expected to need."""
         return self.memory.needed_bytes
 
     @cached_property
@@ -80,7 +75,6 @@ class Outcome:
 
     @property
     def token_s(self) -> float | None:
-        """The time for a token."""
         return 1 / self.timing.tokens_per_s if self.timing else None
 
     @property
@@ -180,10 +174,8 @@ class Planner:
         return self._outcomes[state]
 
     def mildest(self, state: State, changes: Sequence[Change]) -> tuple[Change, Outcome] | None:
-        """The first change that fits, of changes that need less and less; the last one where none does.
-
-        None where there is none, or all would be refused.
-        """
+        """Return the first change that fits, of ones that need less and less, else the last; None where all would be
+        refused."""
 
         def made(at: int) -> Outcome | None:
             return self.outcome(changes[at].applied(state))

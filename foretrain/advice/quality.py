@@ -27,11 +27,10 @@ BY_CERTAINTY = ("decay_to_end", "modern_recipe", "best_shape", "more_steps", "st
 def lower_losses(
     plan: Plan | ClusterPlan, search: Search, faster: Callable[[], Advices], goal: Goal | None, **known: Any
 ) -> Advices:
-    """Return what would end in a lower loss within the time that the run takes now; all of it fits by the plan.
-    `faster`: the advice for speed; `known`: further fields of the record.
+    """Return what would end in a lower loss within the run's time, and fits by the plan; `faster`: the advice for
+    speed.
 
-    Two of the rules have an estimate, by the scaling law that ranks in best.py: more steps in the same hours, by what
-    makes the step faster; and the shape of lowest estimated loss. The others have what was measured or published.
+    More steps and other shapes have an estimate by the scaling law; the others have what was measured or published.
     """
     found: list[Advice] = []
     useless: list[Idle] = []
@@ -82,7 +81,6 @@ def _budget(search: Search) -> Limit:
 
 
 def _with(search: Search, plan: Plan, rules: tuple[str, ...], config: RunConfig, state: State) -> Advice | None:
-    """The advice of a config that is estimated to be better, and fits."""
     estimate = _estimate(plan, config)
     outcome = search.planner.outcome(replace(state, config=config))
     if estimate is None or outcome is None or not outcome.fits:

@@ -1,7 +1,4 @@
-"""Advice as records: what to change, what that takes and saves by the plan, and what would change nothing.
-
-Texts are ids: a rule's are rule.ID.*, a reason's are idle.ID. Bytes, seconds, shares (0.05 is 5 %).
-"""
+"""Advice as records. Texts are ids (rule.ID.*, idle.ID); bytes, seconds, shares (0.05 is 5 %)."""
 
 from typing import Any
 
@@ -51,7 +48,6 @@ class PhaseEffect(Record):
 
 
 def phase_effects(now: RunMemory, then: RunMemory) -> tuple[PhaseEffect, ...]:
-    """What each phase needs then, beside what it needs now."""
     before = {phase.phase: phase.needed_expected_bytes for phase in now.phases}
     return tuple(
         PhaseEffect(
@@ -73,11 +69,10 @@ def slowdown(now: Outcome, then: Outcome) -> float | None:
 
 
 class Effect(Record):
-    """What a run takes in one state, beside the run as it is now.
+    """What a run takes in one state, beside the run as it is now; None where the card's speed is unknown.
 
-    `needed_bytes` and `saved_bytes` are of the worst phase. `slower`: the step's time over that of now, minus 1 (below
-    zero it is faster); `longer`: the same of the whole run. None where nothing is known of the card's speed.
-    `allocated_bytes`: the most that tensors take.
+    Bytes are of the worst phase. `slower`: the step's time over that of now, minus 1 (below zero it is faster);
+    `longer`: of the whole run. `allocated_bytes`: the most that tensors take.
     """
 
     needed_bytes: int
@@ -95,7 +90,6 @@ class Effect(Record):
 
     @classmethod
     def of(cls, now: Outcome, then: Outcome) -> "Effect":
-        """Return what a run takes then."""
         old, new = now.timing, then.timing
         slower, longer = slowdown(now, then), None
         if old and new:
@@ -177,10 +171,8 @@ class Cards(Record):
 class Advice(Record):
     """One change, or a few together.
 
-    `rules`: in the order in which they are applied. `settings`: the options that differ. `step`, `gpu`,
-    `used_by_others_bytes`: whose step runs then, on which card, beside how much. `price`: what it is ranked by
-    (docs/advice.md). `shared`: of several cards, what they are then, and `effect.slower` is of the time
-    for a token.
+    `rules`: in the order in which they are applied. `step`, `gpu`, `used_by_others_bytes`: whose step runs then, where.
+    `price`: its rank (docs/advice.md). `shared`: of several cards; `effect.slower` is then for a token.
     """
 
     rules: tuple[str, ...]
@@ -205,12 +197,10 @@ class Advice(Record):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The new value of each option that it sets."""
         return {setting.option: setting.after for setting in self.settings}
 
     @property
     def learns_otherwise(self) -> bool:
-        """Whether what is trained is no longer the same."""
         return self.exactness not in ("exact", "rounding")
 
 
@@ -223,11 +213,10 @@ class Idle(Record):
 
 
 class Advices(Record):
-    """All advice for one run, the best first.
+    """All advice for one run, the best first. `partial`: what saves memory, but not enough alone; `useless`: buys
+    nothing.
 
-    `now`: the run as it is. `partial`: what saves memory, but not enough alone. `useless`: what is often said, or was
-    tried, and buys nothing. `planned`: estimates that it took. Of several cards: `cluster`; `way`, how they share a
-    step now, or would where nothing fits; `counts`, the same run on 1, 2, 4, 8 of them.
+    `planned`: estimates that it took. Of several cards `way`: how they share a step; `counts`: on 1, 2, 4, 8 of them.
     """
 
     name: str
@@ -260,10 +249,8 @@ class Advices(Record):
         return self.step is None or self.cluster is not None
 
     def keeps_cards(self, advice: Advice) -> bool:
-        """Whether a change is one of the config alone."""
         cards, now = advice.shared, self.cluster
         return cards is None or now is None or (cards.text, cards.link) == (now.text, now.link.name)
 
     def top(self, count: int) -> "Advices":
-        """The same with the first of each kind only."""
         return self.model_copy(update={"advised": self.advised[:count], "partial": self.partial[:count]})

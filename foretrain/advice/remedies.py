@@ -33,12 +33,10 @@ def remedies(
     config: RunConfig, gpu: Gpu, *, used_by_others_bytes: int = 0, over_bytes: int = 0, step: StepName = "foretrain",
     most: int = 3, expandable_segments: bool = True,
 ) -> tuple[Remedy, ...]:  # fmt: skip
-    """Exact changes that fit what the card had: those of the run's own program first, the kindest first.
+    """Return exact changes that fit what the card had: those of the run's own program first.
 
-    `over_bytes`: how far the request that failed was beyond what was there. The run needed that much more than the card
-    had, whatever the forecast says; where the forecast was lower, as much is kept free in the search. Tokens of a
-    step, and the sequences of an evaluation, stay as they are. `expandable_segments`: whether the run's PyTorch has
-    them.
+    `over_bytes`: how far the request that failed was beyond what was there; where the forecast was lower, as much is
+    kept free. Tokens of a step, and the sequences of an evaluation, stay as they are.
     """
     try:
         made = plan(config, gpu, used_by_others_bytes=used_by_others_bytes)

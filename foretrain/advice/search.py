@@ -1,7 +1,4 @@
-"""A search for advice, of any kind of run: what is tried, what it comes to beside the run as it is, and the answer.
-
-What differs by kind of run are functions that a search is given: how a run is planned, and what is best.
-"""
+"""A search for advice, of any kind of run: what is tried, what it comes to beside the run as it is, and the answer."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -66,7 +63,6 @@ class Search:
 
     @property
     def state(self) -> State:
-        """The run as it is; of pretraining."""
         return self.base.state
 
     @property
@@ -78,7 +74,6 @@ class Search:
         return self.price_of(self, tried)
 
     def order(self, tried: Try) -> Any:
-        """Return a key that sorts, the best first."""
         return self.order_of(self, tried)
 
     def metric(self, outcome: Outcome) -> float | None:
@@ -121,7 +116,6 @@ class Search:
         return Effect.of(self.base, outcome)
 
     def advice(self, tried: Try) -> Advice:
-        """The record of a try."""
         now, then = self.base.state, tried.outcome.state
         return Advice(
             rules=tried.rules, settings=tuple(_setting(now.config, *each) for each in tried.options.items()),
@@ -141,7 +135,6 @@ class Search:
         )  # fmt: skip
 
     def answer(self, plan: AnyPlan, goal: Goal | None, advised: Iterable[Advice], **other: Any) -> Advices:
-        """The record of all advice. `goal`: None where nobody gave one; `other`: further fields."""
         now, advised = self.base.state, tuple(advised)
         other = {"partial": (), "useless": (), **other}
         return Advices(
@@ -153,7 +146,6 @@ class Search:
 
 
 def changed(before: RunConfig, after: RunConfig) -> dict[str, Any]:
-    """The options that differ, with their new values."""
     values = ((name, getattr(after, name)) for name in OPTIONS)
     return {name: value for name, value in values if value != getattr(before, name)}
 
@@ -164,8 +156,7 @@ def _setting(before: Any, option: str, after: Any) -> Setting:
 
 
 def goal_of(plan: AnyPlan, base: Outcome, goal: Goal | None) -> Goal:
-    """The goal: where none is given fit if the run does not fit with its margin or its speed is not known, else speed.
-    Raises UserError where a goal needs what is not known."""
+    """Return fit if the run does not fit or its speed is unknown, else speed, where none is given. Raises UserError."""
     wanted = goal or ("speed" if base.fits and base.timing else "fit")
     if wanted == "fit" and base.available_bytes is None:
         raise UserError("usage.advise_memory", gpu=plan.gpu.name)
@@ -182,11 +173,10 @@ def reduced(
     milder: Callable[[str], Sequence[str]] = lambda rule: (),
     cuts: tuple[bool, ...] = (False,),
 ) -> list[Try]:
-    """The sets on the way down from one that fits; the last one needs all its members.
+    """Return the sets on the way down from one that fits; the last one needs all its members.
 
-    `members`: in the order in which they are left out. `kept`: a set where it fits. `milder`: what does less than a
-    rule, the strongest first. `cuts`: whether a set may have a smaller micro-batch; where it fits without, those come
-    first that do, too: a smaller one may be slower than what is left out.
+    `members`: in the order in which they are left out. `kept`: a set where it fits, with a smaller micro-batch (`cuts`)
+    only if need be. `milder`: what does less than a rule, the strongest first.
     """
     found: list[Try] = []
 
@@ -217,7 +207,7 @@ def smallest_sets(
     kept: Callable[[Members, bool], Try | None],
     milder: Callable[[str], Sequence[str]] = lambda rule: (),
 ) -> list[Try]:
-    """The sets that fit and have no other in them, the best first. `orders`: in which members are left out."""
+    """Return the sets that fit and have no other in them, best first. `orders`: in which members are left out."""
     made = {each.rules: each for members in orders for each in reduced(members, kept, milder)}
     found = sorted(made.values(), key=search.order)
     return [each for each in found if not any(set(other.rules) < set(each.rules) for other in found)]

@@ -44,12 +44,9 @@ def launched(options: Mapping[str, Any]) -> RunConfig:
     return RunConfig.model_validate({"cuda_graph": "off", **options})
 
 
-# Which arithmetic of matrix products a device can do: the conditions of the knob `matmul`. No torch.
-#
-# FP8 tensor cores came with Ada (compute capability 8.9) and Hopper; INT8 ones that torch._int_mm uses are asked for
-# from
-# Ampere on; sums in fp16 are a mode of every tensor core since Volta. A CPU has none of them but computes the same
-# numbers, so that the modes can be tried there.
+# Which arithmetic of matrix products a device can do: the conditions of `matmul`. FP8 tensor cores came with Ada
+# (compute capability 8.9); INT8 ones that torch._int_mm uses are asked for from Ampere on; sums in fp16 came with
+# Volta. A CPU has none but computes the same numbers, so that the modes can be tried there.
 
 REFUSED = named(lambda option: bool(option.refused))
 
@@ -103,10 +100,7 @@ def check_matmul(config: RunConfig, gpu: Gpu, dtype: Dtype) -> None:
                 raise UserError("config.matmul_rows", mode=mode, what=what, tokens=tokens, multiple=MULTIPLE)
 
 
-# What each option does when a stopped run is resumed with another value of it: free, warns or refuses. No torch.
-#
-# Each option says it itself (`on_resume`, config/options.py). The table of all is in docs/reliability.md, made from
-# this.
+# What each option does when a stopped run is resumed with another value of it (`on_resume`): free, warns or refuses.
 
 ROUNDING = frozenset(named(lambda option: option.on_resume == "rounding"))
 EVALUATION = frozenset(named(lambda option: option.on_resume == "evaluation"))
@@ -199,9 +193,7 @@ class Expected:
 
 
 def value_as_written(value: Any) -> str:
-    """Return the value as the user wrote it, cut where it is too long to read. A huge int would be slow to print, and a
-    table may be too deep for it.
-    """
+    """Return the value as the user wrote it, cut where it is too long to read, a huge int or a deep table."""
     if isinstance(value, dict | list):
         return "a table" if isinstance(value, dict) else "a list"
     if isinstance(value, int) and value.bit_length() > 200:

@@ -1,8 +1,7 @@
 """`Inference`: how a model is to generate text, and in how many bits weights and KV caches are stored for that.
 
-GGUF's blocks (ggml-org/llama.cpp, ggml/src/ggml-common.h): q4_0 is 18 bytes for 32 weights, q8_0 34 for 32, q4_K 144
-for 256, q5_K 176, q6_K 210. Mixtures give each tensor a type of its own (predict/inference/stored.py); their bits here
-are those of Llama 3.1 8B's blocks, by which formats are sorted.
+Bytes by GGUF's blocks (ggml-org/llama.cpp, ggml/src/ggml-common.h): q4_0 has 18 for 32 weights, q8_0 34 for 32, q4_K
+144 for 256, q5_K 176, q6_K 210. Mixtures' bits here are those of Llama 3.1 8B's blocks.
 """
 
 import difflib
@@ -24,8 +23,7 @@ Engine = Literal["llama.cpp", "pytorch"]
 
 
 class Format(NamedTuple):
-    """Bits a number of the blocks' matrices, who generates with it by default, and of PyTorch's formats bits of the
-    embedding, of the head and of what is published beside matrices."""
+    """Bits a number of the blocks' matrices, its usual engine, and of PyTorch's formats bits of what else is stored."""
 
     block: float
     engine: Engine
@@ -47,9 +45,8 @@ FORMATS: dict[str, Format] = {
     }.items()},
     # torchao's weight-only formats leave the embedding in bf16: int8 has a scale a row, int4 a scale and a zero for 64.
     "fp8": Format(8, "pytorch", head=8), "int8": Format(8, "pytorch", head=8), "int4": Format(4.5, "pytorch", head=4.5),
-    # As repositories publish them, with the embedding and the head in 16 bits: GPTQ and AWQ have a 16-bit scale and a
-    # 4-bit zero for each group, bitsandbytes' NF4 a scale of 32 for 64 weights, or one of 8 that is quantized again,
-    # NVFP4 one of 8 bits for 16. MXFP4 has one of 8 bits for 32, and of experts alone.
+    # As published, with embedding and head in 16 bits: GPTQ and AWQ have a 16-bit scale and a 4-bit zero a group, NF4 a
+    # scale of 32 (or 8) for 64 weights, NVFP4 8 bits for 16, MXFP4 8 bits for 32 of experts alone.
     "w8": Format(8.01, "pytorch"), "w4_g128": Format(4 + 20 / 128, "pytorch"),
     "w4_g64": Format(4 + 20 / 64, "pytorch"), "w4_g32": Format(4 + 20 / 32, "pytorch"),
     "nf4": Format(4.5, "pytorch"), "nf4_dq": Format(4.127, "pytorch"), "nvfp4": Format(4.5, "pytorch"),
@@ -118,9 +115,8 @@ _option = partial(option, affects=COST, on_resume="free", texts="inference_knob"
 
 
 class Inference(Record):
-    """What is asked. `context` 0: the model's, at most USUAL_CONTEXT; `prompt` 0: USUAL_PROMPT, or what the context
-    has; `weights` "": as published, or the most bits that fit of llama.cpp's formats; `engine` "": the one that such
-    weights are usual in; `split` "": of several cards layer."""
+    """What is asked. `context` 0: the model's, at most USUAL_CONTEXT; `prompt` 0: USUAL_PROMPT; `weights` "": as
+    published, or the most bits that fit; `engine` "": the usual one; `split` "": layer."""
 
     # fmt: off
     context: int = _option(

@@ -1,8 +1,4 @@
-"""How the sequences of an optimizer step are cut into micro-batches: divisors, batch_size = auto, total_batch_size.
-
-What is learned depends on the sequences of a step; micro-batch and accumulation only say how it is carried out. So a
-cut is always a divisor: every sequence is in exactly one micro-batch, and all micro-batches are alike.
-"""
+"""How a step's sequences are cut into micro-batches: divisors, so that each is in one, batch_size = auto, totals."""
 
 from collections.abc import Iterator, Mapping
 from math import isqrt
@@ -35,10 +31,7 @@ def smaller_micro_batch(batch_size: int, sequences: int) -> int | None:
 
 
 def with_micro_batch(config: RunConfig, batch_size: int) -> RunConfig:
-    """Return the same training with another micro-batch: tokens of a step, and sequences of an evaluation, stay.
-
-    `batch_size` must divide the sequences of a step.
-    """
+    """Return the same training with a micro-batch that divides a step's sequences; tokens and evaluation stay."""
     sequences = sequences_of(config)
     assert sequences % batch_size == 0
     made = config.model_copy(
@@ -65,9 +58,7 @@ def in_parts(config: RunConfig) -> RunConfig:
 
 
 def accumulations(config: RunConfig, most: int) -> Iterator[dict[str, int]]:
-    """Yield settings for twice, four times, … up to `most` times as many micro-batches, and so tokens, in a step. A
-    total_batch_size ends with them.
-    """
+    """Yield settings for 2, 4, … up to `most` times as many micro-batches, and so tokens; they end total_batch_size."""
     ended = {TOTAL: 0} if config.total_batch_size else {}
     times = 2
     while times <= most:
@@ -91,10 +82,8 @@ def layer_of(source: str) -> str:
 
 
 def last_word(values: dict[str, Any], sources: dict[str, str], layers: Mapping[str, int]) -> None:
-    """End auto by a later layer's batch_size, total_batch_size by its accumulation, eval_sequences by its eval_iters.
-
-    Changes both dicts. `layers`: the number of the layer that a key was last set in.
-    """
+    """End auto by a later layer's batch_size, total_batch_size by its accumulation, eval_sequences by its eval_iters,
+    in both dicts. `layers`: the number of the layer that a key was last set in."""
     for key, ended, off in ((BATCH, SWITCH, False), (ACCUMULATION, TOTAL, 0), ("eval_iters", "eval_sequences", 0)):
         if key in layers and ended in layers and layers[key] > layers[ended]:
             values[ended], sources[ended] = off, sources[key]
@@ -103,10 +92,8 @@ def last_word(values: dict[str, Any], sources: dict[str, str], layers: Mapping[s
 def accumulation_for_total(
     config: RunConfig, sources: Mapping[str, str], layers: Mapping[str, int]
 ) -> tuple[dict[str, int], UserError | None]:
-    """Return (the options that follow from total_batch_size, what is wrong with it).
-
-    Where the micro-batch is to be picked, any number of whole sequences will do, and the pair is a start for the pick.
-    """
+    """Return (the options that follow from total_batch_size, what is wrong with it); a start for the pick where it is
+    auto."""
     total, block, source = config.total_batch_size, config.block_size, sources.get(TOTAL, "default")
     if not total:
         return {}, None

@@ -1,14 +1,9 @@
 """Reads nanoGPT's `ckpt.pt` as data, in a process of its own with a memory cap. No torch.
 
-    python -P -m foretrain.config.nanogpt_checkpoint CKPT            what the file holds, as one JSON object
-    python -P -m foretrain.config.nanogpt_checkpoint CKPT FOLDER     the same, and the tensors as safetensors in FOLDER
+python -P -m foretrain.config.nanogpt_checkpoint CKPT [FOLDER]  # one JSON object, the tensors in FOLDER
 
-A ckpt.pt is a zip: a pickle that describes the tensors, and each tensor's bytes as a member of its own. The pickle
-is read as plain data and tensors, and every other name is refused, so nothing in it is run; the bytes are copied
-without being interpreted. A pickle can still ask for any amount of memory and a zip for any amount of disk: limits
-that follow from the file's size stop both.
-
-The file (karpathy/nanoGPT train.py): model, optimizer, model_args, iter_num, best_val_loss, config.
+A zip of a pickle and the bytes of tensors (karpathy/nanoGPT train.py): plain data is read, every other name refused,
+nothing run; limits that follow from the file's size stop memory and disk.
 """
 
 import errno
@@ -60,10 +55,7 @@ def tensors_of(layers: int, C: int, V: int, T: int, bias: bool, *, conv1d: bool 
 
 
 def shape_of(shapes: dict[str, tuple[int, ...]], *, conv1d: bool = False) -> dict[str, Any]:
-    """Return n_layer, n_embd, vocab_size, block_size and bias of the GPT-2 with these tensors. Raises Refused.
-
-    Names as in nanoGPT; a tied lm_head.weight and attention masks may be among them.
-    """
+    """Return n_layer, n_embd, vocab_size, block_size and bias of a GPT-2 with nanoGPT's names. Raises Refused."""
     shapes = {name: shape for name, shape in shapes.items() if name != "lm_head.weight" and not _MASK.fullmatch(name)}
     for name in ("transformer.wte.weight", "transformer.wpe.weight"):
         if len(shapes.get(name, ())) != 2:
@@ -157,8 +149,6 @@ _NAMES = {
 
 
 class Checkpoint:
-    """A ckpt.pt that was read and found to be nanoGPT's. Raises Refused, OSError, MemoryError."""
-
     def __init__(self, path: str) -> None:
         if not zipfile.is_zipfile(path):
             raise Refused("it is no zip, as torch.save writes since 1.6; load and save it again with a newer torch")

@@ -1,9 +1,7 @@
-"""nanoGPT's `config/*.py` read as data: parsed with `ast`, never executed.
+"""nanoGPT's `config/*.py` read as data: parsed with `ast`, never executed, as its configurator.py does.
 
-Accepted is what has one value whoever runs it: literals, names set above and those of train.py, arithmetic,
-comparisons, conditions, tuples, f-strings, the functions of `_CALLS`, and `exec(open('config/base.py').read())` of a
-file that lies beside it. Everything else is reported with its line: as a problem where it sets an option, else as a
-note. nanoGPT itself runs the file with exec (karpathy/nanoGPT configurator.py), as a part of train.py.
+Accepted is what has one value whoever runs it: literals, known names, arithmetic, conditions, f-strings, the functions
+of `_CALLS`, and exec of a file beside it. Else: a problem where it sets an option, or a note.
 """
 
 import ast
@@ -39,8 +37,7 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.GtE: operator.ge, ast.Is: operator.is_, ast.IsNot: operator.is_not,
     ast.In: lambda value, held: value in held, ast.NotIn: lambda value, held: value not in held,
 }  # fmt: skip
-# Functions with one value whoever runs them. Of torch: what it answers on the one CUDA card that a plan is for, where
-# is_bf16_supported counts emulation (torch/cuda/__init__.py).
+# Functions with one value whoever runs them; is_bf16_supported counts emulation (torch/cuda/__init__.py).
 _CALLS: dict[str, Callable[..., Any]] = {
     "int": int, "float": float, "str": str, "bool": bool, "abs": abs, "round": round, "min": min, "max": max,
     "len": len, "sum": sum, "math.floor": math.floor, "math.ceil": math.ceil, "math.sqrt": math.sqrt,
@@ -195,11 +192,9 @@ def parse(
     defaults: Mapping[str, Any] = MappingProxyType({}),
     neighbour: Neighbour = lambda name: None,
 ) -> ParsedFile:
-    """Read the text of a nanoGPT config file.
+    """Read the text of a nanoGPT config file; never raise for bad content (`ParsedFile.problems`).
 
-    `known` are all options, `inert` those that are left out where they are no data, `defaults` the values that train.py
-    has before it runs the file, `neighbour` reads a file that this one names. Never raises for bad content: see
-    `ParsedFile.problems`.
+    `inert`: options left out where they are no data; `defaults`: values of train.py; `neighbour` reads another file.
     """
     result = ParsedFile()
     _Reader(path, known, inert, result, neighbour, dict(defaults)).read_text(text)
@@ -351,8 +346,7 @@ class _Reader:
             return
         for name, each in zip(names, values, strict=True):
             self.names[name] = each
-            # A helper variable, such as tokens = 10e9, is fine where a later line reads it; otherwise it is a
-            # misspelt option, which nanoGPT would take in silence.
+            # Fine where a later line reads it; else a misspelt option, which nanoGPT would take in silence.
             if name in self.known or name not in self.read_later:
                 self.result.settings.append(Setting(name, each, source))
 

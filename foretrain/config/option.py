@@ -1,8 +1,6 @@
 """What an option of a run is: its value's type and limits, and all else that is known of it. No torch.
 
-Every option is defined once with `option(…)`: those of pretraining in config/options.py, of fine-tuning in
-config/finetune/options.py, of generating text in config/inference.py. Other modules ask for the names of those
-with an attribute (`named`, in config/options.py) and keep no list of their own.
+Every option is defined once with `option(…)`; others ask for the names of those with an attribute (`named`).
 """
 
 from collections.abc import Mapping
@@ -22,9 +20,8 @@ EVERYTHING: tuple[Effect, ...] = ("speed", "memory", "learning")
 COST: tuple[Effect, ...] = ("speed", "memory")
 LEARNING: tuple[Effect, ...] = ("learning",)
 NOTHING: tuple[Effect, ...] = ()
-# free: nothing that is learned or measured hangs on it. rounding: the same training, but sums may be taken in another
-# order, so not the same bits. evaluation: later losses are not of the same sequences as earlier ones. refuses: it
-# decides what is learned.
+# free: nothing hangs on it. rounding: the same training, but another order of sums. evaluation: later losses are not of
+# the same sequences. refuses: it decides what is learned.
 OnResume = Literal["free", "rounding", "evaluation", "refuses"]
 # has: an option of nanoGPT's own. lacks: nanoGPT has none, but what it says holds for nanoGPT's step too. cannot:
 # foretrain's own way to carry a step out; nanoGPT's step does without.
@@ -35,11 +32,8 @@ Stops = Literal["each", "by64", "doubling", "halves", "decades", "cents", "dimes
 
 @dataclass(frozen=True)
 class Tuned:
-    """That `foretrain tune` searches an option.
-
-    `spread`: the standard deviation, in the logarithm of a step's time, of what a forecast by the catalogue misses of
-    it; by a calibration it is half. `paired`: what it does hangs on the other paired ones.
-    """
+    """That `foretrain tune` searches an option. `spread`: standard deviation, in the logarithm of a step's time, of
+    what a catalogue's forecast misses (half by a calibration). `paired`: hangs on the other paired ones."""
 
     spread: float = 0.0
     paired: bool = False
@@ -47,10 +41,7 @@ class Tuned:
 
 @dataclass(frozen=True, kw_only=True)
 class Attributes:
-    """What is known of an option beside its name, type, default and help.
-
-    What matters has no default: a new option says what it `affects` and what another value does `on_resume`.
-    """
+    """What is known of an option beside its name, type, default and help. What matters has no default."""
 
     group: Group
     affects: tuple[Effect, ...]  # what another value can change: of a training step, or of what is learned
@@ -78,8 +69,7 @@ class Attributes:
     texts: str = "knob"  # where the translations of its help stand
     # Two values that come to the same on a device share an estimate and a trace: these are kept by what it comes to.
     by_effect: bool = False
-    # How a timed step must agree to be a reference for a plan: by this value, within a factor of two, or as
-    # predict/speed/time.py says.
+    # How a timed step must agree to be a reference: by value, within a factor of two, or as predict/speed/time.py says.
     reference: Literal["same", "near", "other"] = "same"
     from_weights: bool = False  # the weights that a run starts from bring it
     # A run on a CPU chooses it where nobody gave it, or gave this value; None: it does not.
@@ -123,8 +113,6 @@ NETWORK = _card("", "what connects the machines; empty: what they usually have")
 
 @dataclass(frozen=True, kw_only=True)
 class Option(Attributes):
-    """An option with all that is known of it, for help texts, docs, pages, and every rule that asks."""
-
     name: str
     default: Any
     help: str
@@ -148,7 +136,6 @@ class Option(Attributes):
         return self.type == "bool" or bool(self.bare)
 
     def allows(self, value: float) -> bool:
-        """Return whether a number is within the limits."""
         low = (self.least is None or value >= self.least) and (self.above is None or value > self.above)
         return low and (self.most is None or value <= self.most) and (self.below is None or value < self.below)
 

@@ -1,9 +1,7 @@
 """`RunConfig`: every option of a run, defined once with its type, default, help and all that is known of it.
 
-Everything that goes by options reads them from here: the command line, docs and page, the notes on what does nothing,
-what a resume allows, what an estimate is kept by, what a comparison makes of a difference. config/option.py says what
-each attribute means. nanoGPT's options keep nanoGPT's names and defaults (karpathy/nanoGPT train.py); two defaults
-differ on purpose: `device` and `dtype` are "auto", as nanoGPT decides both by asking the card, which a plan cannot.
+nanoGPT's options keep its names and defaults (karpathy/nanoGPT train.py), but `device` and `dtype` are "auto", as
+nanoGPT decides both by asking the card, which a plan cannot.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -32,8 +30,6 @@ _SHARED_MEMORY = (("mps", "a Mac's GPU shares the computer's memory, so nothing 
 
 
 class RunConfig(Record):
-    """What is trained, on what, how. All options; `OPTIONS` has what is known of each."""
-
     # fmt: off
     recipe: Literal["nanogpt", "modern", "llama", "nanochat"] = option(
         "nanogpt", "nanogpt: exactly its maths; modern: RoPE, QK-norm, ReLU², RMSNorm, Muon; llama: Llama and Qwen3; "
@@ -458,12 +454,10 @@ class RunConfig(Record):
 
     @property
     def kv_heads(self) -> int:
-        """Heads of keys and values in the Llama family."""
         return self.n_kv_head or self.n_head
 
     @property
     def head_width(self) -> int:
-        """Width of a head in the Llama family."""
         return self.head_dim or self.n_embd // self.n_head
 
     @property
@@ -483,7 +477,7 @@ class RunConfig(Record):
 
     @property
     def elements_on_host(self) -> int:
-        """Of a micro-batch's block inputs that checkpoint_offload moves: of all checkpointed blocks but the last."""
+        """Count a micro-batch's block inputs that checkpoint_offload moves: of all checkpointed blocks but the last."""
         count = max(0, self.checkpointed - 1) if self.checkpoint_offload else 0
         return count * self.batch_size * self.block_size * self.n_embd
 
@@ -531,7 +525,6 @@ class RunConfig(Record):
 
     @property
     def memory_limit_bytes(self) -> int | None:
-        """The memory limit in bytes; None where there is none."""
         return parse_bytes(self.memory_limit) if self.memory_limit else None
 
 
@@ -555,8 +548,7 @@ def unread(values: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
 
 
 def step_options(config: RunConfig) -> dict[str, Any]:
-    """The options that a training step's memory and time hang on, with their values: what a cached measurement of it is
-    named by."""
+    """Return the options that a step's memory and time hang on, by which a cached measurement is named."""
     return {name: getattr(config, name) for name in named(lambda each: {"speed", "memory"} & {*each.affects})}
 
 

@@ -132,9 +132,7 @@ def preset_named(word: str) -> str | None:
 
 
 def is_surely_asked(words: Sequence[str]) -> bool:
-    """Return True only where `config.finetune.asked.is_asked` says no, and has no note: of options alone, of a preset
-    that is no model of Hugging Face's, and of a TOML file.
-    """
+    """Return True only where `is_asked` says no without a note: of options alone, our own presets, and a TOML file."""
     first = words[0] if words else "-"
     if first.startswith("-"):
         return True

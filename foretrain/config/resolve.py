@@ -1,7 +1,4 @@
-"""From what the user names to a checked `RunConfig`: presets, TOML, nanoGPT files and overrides, in that order.
-
-Every value keeps its source, so that a message can say where it came from and `plan --show-config` can print it.
-"""
+"""From what the user names to a checked `RunConfig`: presets, TOML, nanoGPT files and overrides, in that order."""
 
 import contextlib
 import difflib
@@ -72,11 +69,8 @@ class ResolvedConfig:
 
     @property
     def step(self) -> Trainer:
-        """Return whose training step is meant, in every command: that of the trainer which will run the config.
-
-        What was asked for by name; else nanoGPT's for nanoGPT's own files, unless something was typed beside them that
-        nanoGPT refuses, such as --loss_chunk_size=1024; else foretrain's. In a file nanoGPT ignores such lines.
-        """
+        """Return whose training step is meant, in every command: the one that was asked for by name; else nanoGPT's for
+        its own files, unless something that nanoGPT refuses was typed beside them; else foretrain's."""
         if self.trainer is not None:
             return self.trainer
         nanogpt = self.has_nanogpt_file and all(path.suffix == ".py" for path in self.files)
@@ -97,10 +91,7 @@ class _Collected:
 
 
 def resolve(arguments: Sequence[str]) -> ResolvedConfig:
-    """Resolve command-line words: presets, files and - for stdin, then `--key=value` in any of its forms.
-
-    Raises ConfigError with every problem found.
-    """
+    """Resolve command-line words: presets, files, - for stdin, then `--key=value` in any form. Raises ConfigError."""
     found = _Collected()
     for word in WORDS.split(arguments):
         if word.key or (word.name.startswith("-") and word.name != "-"):
@@ -119,9 +110,7 @@ def from_values(values: dict[str, Any], source: str = "call") -> ResolvedConfig:
 
 
 def from_text(text: str, name: str) -> ResolvedConfig:
-    """Resolve a text that somebody handed over, with the name of its file: TOML, else nanoGPT's Python, which is parsed
-    and never run. No file is read. Raises ConfigError.
-    """
+    """Resolve a text: TOML, else nanoGPT's Python, which is never run. No file is read. Raises ConfigError."""
     found = _Collected()
     if len(text.encode("utf-8", "replace")) > nanogpt_file.MAX_BYTES:
         found.problems.append(UserError("config.file_too_large", path=name, limit=nanogpt_file.MAX_BYTES))
@@ -423,9 +412,7 @@ def _apply_recipe(values: dict[str, Any], sources: dict[str, str]) -> None:
 
 
 def _unused(config: RunConfig, sources: dict[str, str]) -> list[UserError]:
-    """Note each value that nothing reads. Defaults written out, as `to_toml` does, need none, and nobody wrote those of
-    a preset or recipe.
-    """
+    """Note each value that nothing reads, but for defaults and those of a preset or recipe."""
     notes = []
     for key, other, now in unread(config.model_dump()):
         source = sources.get(key, "default")

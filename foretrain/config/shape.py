@@ -24,9 +24,7 @@ _SIZES = ("recipe", *named(lambda option: option.from_weights))
 
 
 def is_block_matrix(name: str, shape: tuple[int, ...]) -> bool:
-    """Return whether it is a matrix of a block, whose name has the block's number. Muon is for these; embeddings and
-    the head are looked up, not multiplied by dense inputs on both sides.
-    """
+    """Return whether it is a matrix of a block, which Muon is for; embeddings and the head are looked up."""
     return len(shape) == 2 and re.search(r"\.\d+\.", name) is not None
 
 
@@ -96,9 +94,8 @@ class ModelShape:
 
     @property
     def n_params_nanogpt(self) -> int:
-        """nanoGPT's count (get_num_params): without what only looks up, which is its position embeddings; in other
-        families that is a token embedding that is not the head, too.
-        """
+        """nanoGPT's count (get_num_params): without what only looks up: positions, or a token embedding untied from the
+        head."""
         return self.n_params - self.family.looked_up(self.config)
 
     @property
@@ -138,7 +135,7 @@ class ModelShape:
 
     @property
     def flops_per_token_6n(self) -> int:
-        """6·N with nanoGPT's N: the rule of thumb of Kaplan et al. 2020, arXiv:2001.08361."""
+        """Return 6·N with nanoGPT's N: the rule of thumb of Kaplan et al. 2020, arXiv:2001.08361."""
         return 6 * self.n_params_nanogpt
 
     @property
@@ -191,9 +188,7 @@ def _shape(values: tuple[Any, ...]) -> ModelShape:
     return ModelShape(RunConfig.model_construct(**dict(zip(_SIZES, values, strict=True))))
 
 
-# How attention as matrix products (attention.py) is cut, and what it keeps. No torch: the ledger counts with it.
-#
-# Letters: T context, D width of a head, N = micro-batch x heads.
+# Attention as matrix products (attention.py): T context, D width of a head, N = micro-batch x heads. No torch.
 
 GROUP_BYTES = 2 << 20  # of scores at one time: about what the second caches of two cores hold
 WHOLE = 256  # the longest context whose queries are taken all at once
@@ -211,9 +206,8 @@ def keeps_probabilities(T: int, D: int) -> bool:
 
 
 def group_size(N: int, T: int, item_bytes: int) -> int:
-    """Return how many heads' scores exist at one time, about GROUP_BYTES of them. Groups are even: a small rest would
-    leave cores idle.
-    """
+    """Return how many heads' scores exist at one time, about GROUP_BYTES; groups are even, as a rest would leave cores
+    idle."""
     most = max(1, GROUP_BYTES // (rows_at_once(T) * T * item_bytes))
     return -(-N // -(-N // most))
 

@@ -8,17 +8,11 @@ from foretrain.base.errors import UserError
 from foretrain.config.microbatches import divisors, largest_divisor, sequences_of, with_micro_batch
 from foretrain.config.options import RunConfig, StrategyName
 
-# How the tokens of a step are divided among ranks, one card each. They stay what the config says, on any number.
-#
-# As nanoGPT does (train.py): each rank runs its share of the step's micro-batches. So the world size must divide
-# gradient_accumulation_steps.
+# How a step's tokens are divided among ranks as in nanoGPT's train.py: world divides gradient_accumulation_steps.
 
 
 def config_of_rank(config: RunConfig, world: int) -> RunConfig:
-    """Return the config of one of `world` ranks: without the micro-batches that the other ranks run.
-
-    Raises UserError with the nearest that would do where the ranks cannot share a step equally.
-    """
+    """Return one rank's config. Raises UserError with the nearest that would do where ranks cannot share a step."""
     steps = config.gradient_accumulation_steps
     if steps % world:
         raise _indivisible(config, world)
@@ -30,9 +24,7 @@ def config_of_all_ranks(config: RunConfig, world: int) -> RunConfig:
 
 
 def recut(config: RunConfig, world: int) -> RunConfig | None:
-    """Return the same tokens per step in the largest micro-batches that so many ranks can share equally; None where
-    they cannot share its sequences.
-    """
+    """Return the same tokens per step in the largest micro-batches that ranks share equally; None where they cannot."""
     sequences = sequences_of(config)
     return (
         None if sequences % world else with_micro_batch(config, largest_divisor(sequences // world, config.batch_size))
@@ -40,9 +32,7 @@ def recut(config: RunConfig, world: int) -> RunConfig | None:
 
 
 def micro_batch_choices(config: RunConfig, world: int) -> list[RunConfig]:
-    """Return the micro-batches into which the ranks can cut a step, the largest first. Raises UserError where they
-    cannot.
-    """
+    """Return a step's micro-batches for so many ranks, the largest first. Raises UserError where there are none."""
     config_of_rank(with_micro_batch(config, 1), world)
     return [with_micro_batch(config, batch) for batch in reversed(divisors(sequences_of(config) // world))]
 
@@ -65,19 +55,14 @@ def as_one_rank_of(config: RunConfig, world: int) -> RunConfig:
     return config if found is None else found.model_copy(update={"auto_batch_size": True})
 
 
-# The ways to share a step among several cards, and what each leaves on one of them. No torch.
-#
-# DDP: Li et al. 2020, arXiv:2006.15704. ZeRO: Rajbhandari et al. 2020, arXiv:1910.02054. FSDP: Zhao et al. 2023,
-# arXiv:2304.11277; FSDP2 is torch/distributed/fsdp/_fully_shard.
+# The ways to share a step. DDP: arXiv:2006.15704; ZeRO: arXiv:1910.02054; FSDP: arXiv:2304.11277 (FSDP2:
+# torch/distributed/fsdp/_fully_shard).
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """`shards_weights`: whether a rank keeps only its share of weights, gradients and optimizer states.
-
-    `reshards`: whether the gathered weights of a block are freed after its forward pass, and gathered again for its
-    backward pass. `replicates`: whether each node keeps a whole copy, cut among its own cards only (HSDP).
-    """
+    """`shards_weights`: a rank keeps its share of all; `reshards`: a block's weights are gathered again for backward;
+    `replicates`: each node keeps a whole copy, cut among its own cards (HSDP)."""
 
     shards_weights: bool = False
     reshards: bool = False
@@ -149,12 +134,11 @@ _WHOLE = {"muon": ("zero1", *_SHARDED), "adamw8bit": _SHARDED, "adamw4bit": _SHA
 
 
 def sharing_problem(config: RunConfig, sharing: Sharing) -> UserError | None:
-    """Return why a step of this config cannot be shared so.
+    """Return why a step of this config cannot be shared so, as tried with model/step.py.
 
-    Each was tried with model/step.py. Muon's matrices and the blocks of 8-bit and 4-bit moments are whole tensors (and
-    ZeRO-1 makes optimizers by AdamW's arguments). The fp32 masters of model/master.py are made before DDP and FSDP
-    change the weights that run, and DDP's buckets have the dtype of these. Copies of block inputs to the host were
-    tried on one card alone.
+    Muon's matrices and blocks of 8-bit and 4-bit moments are whole tensors (ZeRO-1 makes optimizers by AdamW's
+    arguments); fp32 masters are made before DDP and FSDP change the weights. Copies to the host were tried on one card
+    alone.
     """
     values = {"strategy": sharing.strategy}
     if sharing.way.replicates and sharing.world % sharing.per_node:

@@ -1,7 +1,4 @@
-"""`converted`: the value of an option from what a trainer's file or the command line says, checked.
-
-Trainers take many spellings: 2e-5 is a text in YAML 1.1, 1.0 a number of epochs, bf16 a dtype, adamw_hf an optimizer.
-"""
+"""`converted`: the value of an option from a trainer's file or the command line (where 2e-5 is a text), checked."""
 
 import re
 from typing import Any
@@ -23,7 +20,6 @@ class NotPlanned(Exception):
 
 
 def flag(value: Any) -> bool | None:
-    """true or false of what trainers take for it; None of anything else."""
     if isinstance(value, bool) or value in (0, 1):
         return bool(value)
     word = value.lower() if isinstance(value, str) else ""

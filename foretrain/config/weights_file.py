@@ -1,8 +1,5 @@
-"""A file or folder of weights that a run can start from, looked at without torch: what it is, and its shape.
-
-nanoGPT's `ckpt.pt`, safetensors as Hugging Face keeps them (of GPT-2 as Conv1D matrices, in x out), safetensors with
-our own names (`foretrain export --to safetensors`), or a run or checkpoint of foretrain.
-"""
+"""Weights that a run can start from, looked at without torch: nanoGPT's `ckpt.pt`, safetensors (Hugging Face's, of
+GPT-2 as Conv1D matrices, in x out, or ours), a run or checkpoint of foretrain."""
 
 import json
 import re
@@ -28,12 +25,9 @@ TANH_GELUS = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
 
 
 class WeightsFile(Record):
-    """Weights of a family (`recipe`) and their shape, by the options' names; GPT-2's `n_head` is left out where no file
-    says it.
-
-    `longest`: the context that they were made for, where a shorter one needs no cropping. `step`: optimizer steps that
-    they were trained; `moments`: whether AdamW's are there too.
-    """
+    """Weights of a family (`recipe`) and their shape, by the options' names; GPT-2's `n_head` is left out where
+    unknown. `longest`: the context that they were made for, where a shorter one needs no cropping. `step`: of their
+    training; `moments`: whether AdamW's are there too."""
 
     kind: Kind
     path: str
@@ -228,10 +222,7 @@ def begins_in(metadata: Any) -> dict[str, int]:
 
 
 def _header(path: Path) -> dict[str, tuple[int, ...]]:
-    """Return {name: shape} of a safetensors file: a length, then JSON (github.com/huggingface/safetensors, format).
-
-    Of a part of a tensor: the shape of the whole up to its end.
-    """
+    """Return {name: shape} of a safetensors file (a length, then JSON); of a part: the whole's shape up to its end."""
     _need_file(path)
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -287,10 +278,7 @@ def apply(values: dict[str, Any], sources: dict[str, str]) -> tuple[list[UserErr
 
 
 def _published(model: str, values: dict[str, Any], sources: dict[str, str]) -> list[UserError]:
-    """Take the shape of nanoGPT's init_from='gpt2-xl', whatever the file says (train.py).
-
-    A smaller context crops the positions as there; a larger vocabulary pads the embedding.
-    """
+    """Take the shape of nanoGPT's init_from='gpt2-xl', whatever the file says; context crops, vocabulary pads."""
     notes = []
     shape = {**GPT2_SHAPES[model], "bias": True}
     block, vocabulary = values.get("block_size"), values.get("vocab_size")

@@ -1,7 +1,4 @@
-"""The words of a command line as options of a run: `--lora-r 16`, `--batch_size=8`, `--no-packing`, `--bf16`.
-
-One parser for all kinds of run, and one rule: of an option that is typed twice the last value counts, with a note.
-"""
+"""The words of a command line as options of a run; of an option typed twice the last value counts, with a note."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,11 +8,8 @@ from foretrain.config.values import FALSE, TRUE, flag
 
 
 class Word(NamedTuple):
-    """What a word says, with the one that follows it where that is its value.
-
-    `key`: the option that is meant, as it is typed where there is no such option, and '' of a file or a preset.
-    `value`: a text; true or false of a switch; None where it lacks. `off`: the choice that a word is against.
-    """
+    """What a word says, with the next where that is its value. `key`: '' of a file or a preset; `value`: a text, true
+    or false of a switch, None where it lacks; `off`: the choice that a word is against."""
 
     key: str
     value: str | bool | None
@@ -111,5 +105,4 @@ def typed_value(value: object) -> str:
 
 
 def as_word(name: str, value: object) -> str:
-    """Return an option with its value as one word."""
     return f"--{name}={typed_value(value)}"

@@ -1,7 +1,4 @@
-"""Configs as files to go on with: nanoGPT's own file with the changed values in their lines, short TOML.
-
-Nothing of a file is run: its text is read with `ast` and cut where a value stands.
-"""
+"""Configs as files: nanoGPT's own with changed values in their lines (read with `ast`, never run), short TOML."""
 
 import ast
 import re
@@ -30,10 +27,7 @@ def write_text(text: str, path: Path) -> None:
 
 
 def short_toml(config: RunConfig, origin: Sequence[str] = (), before: Mapping[str, str] | None = None) -> str:
-    """Return the options that differ from their defaults, by group; `resolve` reads the same config back.
-
-    `origin`: comments above all. `before`: comments behind the options that were changed.
-    """
+    """Return the options that differ from their defaults, by group. `origin`: comments above; `before`: behind."""
     said = {name for name, knob in OPTIONS.items() if getattr(config, name) != knob.default}
     said |= {*family_of(config).sets, *family_of(config).rates}
     if config.init_from != "scratch":
@@ -55,11 +49,8 @@ def comments(texts: Sequence[str]) -> list[str]:
 
 
 def nanogpt_text(text: str, changes: Mapping[str, Any], origin: Sequence[str]) -> str:
-    """Change values in the text of a nanoGPT config file: in their lines where they have one, else at the end.
-
-    Comments and all else stay. Where a line computes another value from a changed one, all changes go to the end, so
-    that nothing but them differs.
-    """
+    """Change values in a nanoGPT config file's text: in their lines, else at the end; all at the end where a line
+    computes another value from one."""
     here = _replaced(text, {name: value for name, value in changes.items() if name in _values(ast.parse(text))})
     wanted = {**_settings(text), **changes}
     found = _settings(here)

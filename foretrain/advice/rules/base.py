@@ -1,8 +1,4 @@
-"""What one rule of the advisor is: the changes it knows for a config on a card, and what the learning makes of them.
-
-A rule never computes memory or time: it says what could be changed, from the mildest change to the strongest. The
-planner (advice/planner.py) says what each would take. Its texts are in the locales as rule.ID: name, what, why, costs.
-"""
+"""What a rule of the advisor is: changes for a config on a card, from the mildest to the strongest, without figures."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -64,12 +60,10 @@ class State:
 
     @property
     def dtype(self) -> Dtype:
-        """What the config and the card lead to."""
         return self.spec.dtype
 
     @property
     def half(self) -> bool:
-        """Whether matrix products are in half precision."""
         return self.spec.half
 
     @property
@@ -101,8 +95,7 @@ class PlannedState:
 
 @dataclass(frozen=True)
 class Change:
-    """What is changed: options of the config, or whose step, which cards, how they share the step, how much others may
-    hold."""
+    """What is changed: options, whose step, which cards, how they share the step, how much others may hold."""
 
     options: dict[str, Any] = field(default_factory=dict)
     step: StepName | None = None
@@ -119,17 +112,13 @@ class Change:
 
 @dataclass(frozen=True)
 class Rule:
-    """One thing that can be changed. The order of RULES is the order in which users can afford them.
+    """One thing that can be changed. RULES are in the order in which users can afford them.
 
-    `changes`: those for a run, the mildest first; none where the rule has nothing to change. It is asked of a State, or
-    of the plan of fine-tuning or of generating text.
-    `idle`: the id of the reason why it has nothing to change here, '' where nothing need be said.
-    `redraws`: dropout's masks come out otherwise, so that with dropout it is the same in expectation only.
-    `ours`: only foretrain's step can do it. `toll`: what it costs beside time, as a share of time.
-    `traced`: neither the ledger nor the catalogue knows its effect; a trace does.
-    `usual`: which change shows what it can do. `several`: it is of several cards alone. `alternatives`: its changes are
-    unlike each other, so each is looked at. `buys`: it needs other hardware. `recuts`: the cards may share the step in
-    another way then. The others are as in model/techniques/technique.py.
+    `changes`: of a State or a plan, the mildest first. `idle`: the id of why it has nothing to change, '' for silence.
+    `redraws`: dropout's masks come out otherwise. `ours`: only foretrain's step can do it. `toll`: what it costs beside
+    time, as a share of time. `traced`: only a trace knows its effect. `usual`: which change shows what it can do.
+    `several`: of several cards alone. `alternatives`: each change is looked at. `buys`: other hardware. `recuts`: the
+    cards may share the step otherwise. The others are as in model/techniques/technique.py.
     """
 
     id: str
@@ -159,7 +148,6 @@ class Rule:
     costs: str = ""
 
     def exactness_on(self, state: State | PlannedState) -> Exactness:
-        """What the learning makes of it in this run."""
         drawn = self.redraws and isinstance(state, State) and state.config.dropout
         return "rounding" if drawn and self.exactness == "exact" else self.exactness
 
@@ -171,7 +159,6 @@ class Rule:
 
     @property
     def keeps_way(self) -> bool:
-        """Whether several cards share the step as they did."""
         return not (self.several or self.recuts)
 
 

@@ -52,7 +52,6 @@ def micro_batch(state: State) -> Sequence[Change]:
 
 
 def micro_batch_idle(state: State) -> str:
-    """Why it cannot be smaller."""
     return "" if state.config.batch_size > 1 else "smallest"
 
 
@@ -74,7 +73,6 @@ def eval_batch(state: State) -> Sequence[Change]:
 
 
 def eval_batch_idle(state: State) -> str:
-    """Why it cannot be smaller."""
     return "smallest" if state.step == "foretrain" and state.config.eval_batch == 1 else ""
 
 

@@ -35,8 +35,7 @@ def _of_nodes(now: Cluster, nodes: int) -> Cluster:
 
 
 def moved(state: State, cluster: Cluster) -> Change | None:
-    """The same run on other cards, shared in the way that is asked for: the same tokens per step, in smaller
-    micro-batches where they have to be. None where its sequences cannot be divided."""
+    """Return the same run, and tokens per step, on other cards; None where its sequences cannot be divided."""
     config = state.config
     if config.gradient_accumulation_steps % cluster.world:
         config = recut(config, cluster.world)
@@ -47,7 +46,6 @@ def moved(state: State, cluster: Cluster) -> Change | None:
 
 
 def other_counts(state: State) -> Sequence[Change]:
-    """More cards of the same kind, or fewer."""
     found = (moved(state, cluster) for cluster in counted(_cluster(state)))
     return [change for change in found if change is not None]
 

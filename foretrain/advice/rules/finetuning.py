@@ -50,7 +50,6 @@ def _trl(plan: FineTunePlan) -> Values:
 
 
 def _half(plan: FineTunePlan) -> str:
-    """The 16 bits in which a run computes, or would."""
     tune = plan.tune
     return tune.amp if tune.amp != "no" else "fp16" if tune.dtype == "float16" else "bf16"
 
@@ -79,7 +78,6 @@ def _quarter_batch(plan: FineTunePlan) -> Values:
 
 
 def _evaluated(plan: FineTunePlan, sequences: int) -> Values:
-    """As many sequences are evaluated, in smaller batches."""
     tune = plan.tune
     if not tune.evaluate or tune.eval_batch_size <= sequences:
         return {}
@@ -122,8 +120,7 @@ def _attention(plan: FineTunePlan) -> Values:
 
 
 def _flash(plan: FineTunePlan) -> Values:
-    """A padded batch needs a mask, and so do rows that are joined; flash attention in sdpa takes none, FlashAttention 2
-    does, or needs none."""
+    """A padded batch and joined rows need a mask; flash attention in sdpa takes none, FlashAttention 2 needs none."""
     tune = plan.tune
     half = tune.dtype != "float32" or tune.amp != "no"
     masked = tune.joined or (tune.padded and not tune.packing)
@@ -198,7 +195,6 @@ def _shortest(plan: FineTunePlan) -> Values:
 
 
 def _of_length(tune: FineTune, tokens: int) -> Values:
-    """Shorter sequences, of a prompt and a completion both."""
     own = {"completion_len": max(1, tune.completion_len * tokens // tune.seq_len)} if tune.generates else {}
     return {"seq_len": tokens, **own}
 

@@ -9,14 +9,13 @@ Values = dict[str, int | str]
 
 
 def _fewer_bits(plan: InferencePlan) -> Values:
-    """The format with the most bits that fits, else that with the fewest."""
+    """Return the format with the most bits that fits, else that with the fewest."""
     search = Search.of(plan)
     fitting = [name for name in search.fewer if search.fits(weights=name)]
     return {"weights": name} if (name := (*fitting[:1], *search.fewer[-1:], "")[0]) else {}
 
 
 def _eight_bits(plan: InferencePlan, most: float = 8.5) -> Values:
-    """Weights in at most so many bits, of those that usual programs read."""
     usual = [name for name in ("q8_0", "q4_k_m", "int8", "int4") if FORMATS[name].block <= most]
     found = [name for name in Search.of(plan).fewer if name in usual]
     return {"weights": found[0]} if found else {}
@@ -55,7 +54,7 @@ def _more_texts(plan: InferencePlan) -> Values:
 
 
 def _more_cards(plan: InferencePlan) -> Values:
-    """The fewest cards that fit, else the most that are looked at."""
+    """Return the fewest cards that fit, else the most that are looked at."""
     search, counts = Search.of(plan), [world for world in (2, 4, MOST_CARDS) if world > plan.asked.world]
     counts = counts if plan.gpu.kind == "cuda" else []
     fitting = [world for world in counts if search.fits(world=world, split=plan.asked.split or "layer")]

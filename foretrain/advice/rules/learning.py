@@ -12,7 +12,6 @@ FAR = 4  # times more or fewer tokens a step than the published fit, before anyt
 
 
 def decay_to_end(state: State) -> Sequence[Change]:
-    """The learning rate reaches its end where the run ends."""
     c = state.config
     fixed = not c.decay_lr or c.eval_only or c.lr_decay_iters == c.max_iters or c.warmup_iters >= c.max_iters
     return [] if fixed else [Change({"lr_decay_iters": c.max_iters})]

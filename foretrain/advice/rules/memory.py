@@ -42,7 +42,6 @@ def half_precision(state: State) -> Sequence[Change]:
 
 
 def half_idle(state: State) -> str:
-    """Why it is half precision already, or cannot be."""
     return "already_on" if state.dtype != "float32" else "old_card" if state.gpu.kind == "cuda" else ""
 
 

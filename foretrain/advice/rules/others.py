@@ -57,7 +57,6 @@ def fewer_layers(state: State) -> Sequence[Change]:
 
 
 def narrower(state: State) -> Sequence[Change]:
-    """Fewer heads of the same width."""
     c = state.config
     if not free_to_reshape(state) or c.n_embd % c.n_head:
         return []

@@ -1,8 +1,6 @@
-"""What is known of a family of models without torch.
+"""What is known of a family of models, the value of `recipe`, without torch; its PyTorch code is in foretrain/model.
 
-A family is the value of `recipe`. Its PyTorch code is a module of foretrain/model. Here stand its parameters by name
-and shape, what it sets and refuses, and how its weights stand in files of others. Shapes: C width (n_embd), H heads, D
-width of a head, V vocabulary, W context.
+Shapes: C width (n_embd), H heads, D width of a head, V vocabulary, W context.
 """
 
 import re
@@ -115,9 +113,7 @@ class Family:
         raise NotImplementedError
 
     def gguf_rotated(self, c: RunConfig) -> Mapping[str, int]:
-        """Return {end of a matrix's name: its heads} where llama.cpp turns neighbouring rows of a head by the
-        positions.
-        """
+        """Return {end of a matrix's name: its heads} where llama.cpp turns neighbouring rows of a head."""
         return {}
 
 

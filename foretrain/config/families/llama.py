@@ -1,7 +1,4 @@
-"""`recipe = llama`: Llama, and Qwen3 with qk_norm. No torch.
-
-Names are those of Hugging Face's LlamaForCausalLM and Qwen3ForCausalLM, so weights go in and out as they are.
-"""
+"""`recipe = llama`: Llama, and Qwen3 with qk_norm; names are Hugging Face's. No torch."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -124,8 +121,7 @@ class Llama(Family):
         return {} if c.qk_norm else {"self_attn.q_proj.weight": c.n_head, "self_attn.k_proj.weight": c.kv_heads}
 
 
-# Options by the words of Hugging Face's config.json, with what is meant where it does not say. (n_head says the same
-# as n_kv_head where that is left out.)
+# Options by Hugging Face's words, with their defaults there. (n_head stands for n_kv_head where that is left out.)
 _WORDS: dict[str, tuple[str, Any]] = {
     "n_head": ("num_attention_heads", None), "n_kv_head": ("num_key_value_heads", 0), "head_dim": ("head_dim", 0),
     "mlp_width": ("intermediate_size", None), "norm_eps": ("rms_norm_eps", 1e-6),

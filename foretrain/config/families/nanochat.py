@@ -1,7 +1,4 @@
-"""`recipe = nanochat`: the model of karpathy/nanochat. No torch.
-
-Names are those of Hugging Face's NanoChatForCausalLM, so weights go in and out as they are.
-"""
+"""`recipe = nanochat`: the model of karpathy/nanochat, by the names of Hugging Face's NanoChatForCausalLM."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,5 +1,4 @@
-"""A run in the words of transformers' TrainingArguments, peft's LoraConfig and BitsAndBytesConfig: what a trace gives
-them, and what is written into a script."""
+"""A run in the words of transformers' TrainingArguments, peft's LoraConfig and BitsAndBytesConfig."""
 
 from typing import Any
 

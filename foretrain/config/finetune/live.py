@@ -1,7 +1,4 @@
-"""A Trainer that is about to train, read as a model and a `FineTune`: from plain values, without torch.
-
-Who asks has the objects; here come what their `to_dict()` gives and what only the objects know (`LiveRun`).
-"""
+"""A Trainer that is about to train, read as a model and a `FineTune`: from plain values, without torch."""
 
 import re
 from collections import defaultdict
@@ -21,8 +18,7 @@ IN_A_LAYER = re.compile(r"(\D*?)\.?(\d+)\.(.+)")  # a path: what comes before th
 
 
 def put_adapter(table: Table, facts: ModelFacts | None, *, four_bit: bool) -> None:
-    """Method, rank, modules and dropout, put into the table's settings. Raises UserError for an adapter that is no
-    LoRA."""
+    """Put the adapter into the table's settings. Raises UserError for an adapter that is no LoRA."""
     kind = str(table.take("peft_type", "")).rpartition(".")[2].upper()
     if kind != "LORA":
         raise UserError("usage.callback_adapter", kind=kind or "an adapter without a name")
@@ -67,12 +63,10 @@ LEARNING = ("learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay"
 
 @dataclass(frozen=True)
 class LiveRun:
-    """What is known of a run. `adapter`: peft's config, if any; `four_bit`: bitsandbytes' quantization config.
+    """What is known of a run. `adapter`: peft's config, if any; `four_bit`: bitsandbytes'; `dtype`: of the weights.
 
-    `trl_trainer`: the name of TRL's; `reference`: whether it holds a reference model; `dtype`: of the weights;
-    `seq_len`, `padded`: of the batches; `max_steps`: as the Trainer has worked it out; `unsloth`: it loaded the model;
-    `offloads`: its checkpoints go to the host; `predicts_tokens`: whether the model's class is one that predicts the
-    next token.
+    `reference`: it holds a reference model; `padded`: its batches are; `unsloth`: it loaded the model; `offloads`: its
+    checkpoints go to the host; `predicts_tokens`: the model's class predicts the next token.
     """
 
     model_class: str
@@ -98,12 +92,11 @@ class LiveRun:
 
     @property
     def predicts_tokens(self) -> bool:
-        """Whether the loss is of the next token, as a plan has it."""
         return self.model_class.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration"))
 
     @property
     def training(self) -> str:
-        """What it is trained for; "" where that is not planned."""
+        """Return what it is trained for; "" where that is not planned."""
         classifies = self.model_class.endswith("ForSequenceClassification")
         found = TRAININGS.get(self.trl_trainer, "sft" if self.trl_trainer in ("", "SFTTrainer") else "")
         if classifies:
@@ -112,8 +105,7 @@ class LiveRun:
 
 
 def read_live(run: LiveRun) -> tuple[ModelSource, FineTune, dict[str, Bound]]:
-    """(the model, how it is trained, what is not planned with what the figures then are). Raises UserError for what
-    cannot be planned."""
+    """Return (the model, how it is trained, what is not planned and the figures' bound). Raises UserError."""
     if run.trl_trainer not in ("", *PLANNED):
         raise UserError("usage.callback_trainer", trainer=run.trl_trainer)
     if not run.training:
@@ -143,7 +135,6 @@ def read_live(run: LiveRun) -> tuple[ModelSource, FineTune, dict[str, Bound]]:
 
 
 def _training(run: LiveRun, found: FileSettings) -> None:
-    """What is trained for, and its own options."""
     if run.training in TRAININGS.values():
         preferences(Table({**_arguments(run.arguments), "training": run.training}, found))
         if run.arguments.get("disable_dropout", True):
@@ -185,18 +176,13 @@ def _source(run: LiveRun) -> ModelSource:
     return ModelSource(name=name or run.model_class, where=run.model_class, config=config, facts=facts_of(config))
 
 
-# A transformers model or its config, as it lies in memory, read as a model to plan. No torch: only what it says of
-# itself is asked.
+# A transformers model or its config, as it lies in memory, read as a model to plan. No torch.
 
 
 class TransformersConfig(Protocol):
-    """A config of transformers: `AutoConfig.from_pretrained(…)`."""
-
     model_type: str
 
-    def to_dict(self) -> dict[str, Any]:
-        """As config.json has it."""
-        ...
+    def to_dict(self) -> dict[str, Any]: ...
 
 
 class TransformersModel(Protocol):
@@ -204,17 +190,12 @@ class TransformersModel(Protocol):
 
     config: Any
 
-    def named_parameters(self) -> Any:
-        """Its weights, by name."""
-        ...
+    def named_parameters(self) -> Any: ...
 
-    def get_input_embeddings(self) -> Any:
-        """What every language model of transformers has."""
-        ...
+    def get_input_embeddings(self) -> Any: ...
 
 
 def is_live(given: object) -> bool:
-    """Whether it is a model or a config of transformers."""
     return hasattr(given, "get_input_embeddings") or (hasattr(given, "model_type") and hasattr(given, "to_dict"))
 
 
@@ -226,8 +207,7 @@ def planned_config(config: Any) -> ModelSource:
 
 
 def planned_model(model: Any) -> tuple[ModelSource, FineTune]:
-    """(the model, how it would be trained as it is): adapters, 4-bit weights and recomputation are read from it, all
-    else is at its default. Raises UserError for what cannot be planned, such as an adapter that is no LoRA."""
+    """Return (the model, how it would be trained as it is), all else at its default. Raises UserError."""
     base = base_of(model)
     four_bit = four_bit_of(base)
     run = LiveRun(
@@ -252,19 +232,16 @@ def config_of(base: Any) -> Mapping[str, Any]:
 
 
 def adapter_of(model: Any) -> Mapping[str, Any] | None:
-    """peft's config, or None where there is no adapter."""
     adapters = getattr(getattr(model, "module", model), "peft_config", None)
     return next(iter(adapters.values())).to_dict() if isinstance(adapters, Mapping) and adapters else None
 
 
 def four_bit_of(base: Any) -> Mapping[str, Any] | None:
-    """bitsandbytes' quantization config of weights in 4 bits, or None."""
     found = config_of(base).get("quantization_config")
     return found if isinstance(found, Mapping) and found.get("load_in_4bit") else None
 
 
 def attention_of(base: Any) -> str:
-    """Its attention, in transformers' word."""
     return str(getattr(base.config, "_attn_implementation", None) or "sdpa")
 
 
@@ -281,7 +258,6 @@ def by_unsloth(model: Any) -> bool:
 
 
 def offloads(model: Any) -> bool:
-    """Whether unsloth's checkpoints go to the host."""
     return getattr(getattr(model, "module", model), "_unsloth_gradient_checkpointing", "") == "unsloth"
 
 

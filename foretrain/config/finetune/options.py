@@ -1,7 +1,6 @@
 """`FineTune`: how a model of Hugging Face is trained, in the words of its trainers. Each option once, with its help.
 
-Defaults are those of TrainingArguments, where it has the option; the rank is the one that most recipes use. Of a model
-that is asked about without a trainer's file they are what people run on one card (`asked`).
+Defaults are those of TrainingArguments; without a trainer's file they are what people run on one card (`asked`).
 """
 
 import math
@@ -57,10 +56,8 @@ PEFT_TARGETS = {
     "stablelm": "q_proj,v_proj", "gemma": "q_proj,v_proj", "gemma2": "q_proj,v_proj", "gemma3_text": "q_proj,v_proj",
     "qwen2": "q_proj,v_proj", "qwen3": "q_proj,v_proj",
 }  # fmt: skip
-# What the figures of a step of SFT are of another training's. Training on preferences, by reinforcement or from a
-# teacher runs the same blocks, and more beside them. A classifier's head has no logits of the vocabulary, so its step
-# is below, and that of transformers' sequences is planned; a reward model takes two such sequences of each sample, so
-# nothing is known but of TRL's (PREFERENCES).
+# What the figures of a step of SFT are of another training's, which runs the same blocks and more. A classifier's head
+# has no logits, so its step is below; of reward models TRL's alone are planned (PREFERENCES).
 BOUNDS: dict[str, Bound] = {
     "sft": "exact", "pretraining": "exact", **dict.fromkeys(("classification", "token_classification"), "at_most"),
     **dict.fromkeys(("reward", "embedding", "unknown"), "unknown"),
@@ -280,7 +277,6 @@ class FineTune(Record):
 
     @property
     def preferences(self) -> Preferences | None:
-        """What TRL's trainer of preferences takes, where it is planned."""
         found = PREFERENCES.get(self.training) if self.loop == "trl" else None
         return None if found and found.whole and self.quantized else found
 
@@ -339,7 +335,7 @@ class FineTune(Record):
 
     @property
     def forward_passes(self) -> float:
-        """Passes of a step that nothing is learned from. To generate all tokens of a sequence is one."""
+        """Return passes of a step that nothing is learned from. To generate all tokens of a sequence is one."""
         if self.generates:
             return (self.references + self.scores_again + (self.vllm != "server")) / self.num_iterations
         compared = self.references and not self.precompute_reference
@@ -363,7 +359,6 @@ class FineTune(Record):
 
     @property
     def bounded_by(self) -> tuple[str, ...]:
-        """The settings because of which the figures are a bound."""
         kind = () if self.bound_of_training == "exact" else (f"training = {self.training}",)
         return (*kind, "outliers of load_in_8bit") if self.load_in_8bit else kind
 
@@ -380,7 +375,6 @@ class FineTune(Record):
 
     @property
     def sharded(self) -> bool:
-        """Whether a card has only its share of the weights."""
         return self.world > 1 and STRATEGIES[self.way].shards_weights
 
     @property
@@ -425,7 +419,6 @@ class FineTune(Record):
         return self.unsloth and self.gradient_checkpointing and self.offload_checkpoints and self.seq_len >= 512
 
     def positions_beyond(self, facts: ModelFacts) -> bool:
-        """Whether a sequence has more tokens than the model has learned positions."""
         return facts.positions == "learned" and self.seq_len > facts.max_positions
 
     @property

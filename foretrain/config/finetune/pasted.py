@@ -1,7 +1,4 @@
-"""A model's config.json or a trainer's config that somebody pasted: a text without a path, of which nothing is opened.
-
-No file of this machine is read and nothing is fetched: a model that such a text names is a preset, or is not known.
-"""
+"""A model's config.json or a trainer's config that somebody pasted. No file is read, and nothing is fetched."""
 
 import json
 import re

@@ -1,7 +1,4 @@
-"""`read_finetune`: a model or somebody's config file, and words of the command line, as a model and a `FineTune`.
-
-The format is told by the file's keys. Files are read as data: no code of theirs is run, no component is made.
-"""
+"""`read_finetune`: a model or somebody's config file, and words of the command line, as a model and a `FineTune`."""
 
 import difflib
 import errno
@@ -45,9 +42,8 @@ _SUFFIXES = (".yaml", ".yml", ".json", *SCRIPTS)
 class FineTuneReading(Record):
     """What was read of a file and of the command line, and what was not.
 
-    `origins`: the key or word that each option comes from; `unplanned`: what changes memory or time and is not
-    planned; `harmless`: what changes neither; `unknown`: what nobody here knows; `cards`, `sharding`: what the file
-    wants of several cards, which is not planned; `costs`: options about prices, as they were typed.
+    `origins`: the key or word that each option comes from; `unplanned`: what changes memory or time; `harmless`: what
+    changes neither; `cards`, `sharding`: what the file wants, unplanned; `costs`: options about prices.
     """
 
     where: str
@@ -65,11 +61,10 @@ class FineTuneReading(Record):
 def read_finetune(
     source: str, words: Sequence[str] = (), known: ModelSource | None = None
 ) -> tuple[ModelSource, FineTune, FineTuneReading]:
-    """(the model, how it is trained, what was read) of a model's name or path or a trainer's config file.
+    """Return (the model, how it is trained, what was read) of a model's name or path or a trainer's file. Raises
+    UserError.
 
-    `words` count over the file: --method qlora, --model for another model, --accelerate for a file of accelerate's.
-    `known`: the model that `source` names; then no path is looked at.
-    Raises UserError.
+    `words` count over the file: --model, --accelerate for a file. `known`: the model that `source` names.
     """
     values, origins, others, said = parse_words(words)
     path = None if known else _path(source)
@@ -152,8 +147,7 @@ def settings_of(text: str, source: str, format: str = "", *, script: bool, folde
 
 
 def format_of(keys: Mapping[str, Any], source: str) -> str:
-    """The format that a file's keys tell: by one that is unmistakable, or by two that no other trainer has. Raises
-    UserError for another trainer's file, and where nobody can say."""
+    """Return the format by one unmistakable key, or by two that no other trainer has. Raises UserError."""
     own_loops.refuse(keys, source)
     trainer = FORMATS["trainer"]
     others = [each for each in FORMATS.values() if each is not trainer]
@@ -175,8 +169,7 @@ def format_of(keys: Mapping[str, Any], source: str) -> str:
 
 
 def is_finetune_file(source: str) -> bool:
-    """Whether a text names a file that a trainer's config may be: by its suffix, and for JSON and Python by what is in
-    it."""
+    """Return whether a text names a file that a trainer's config may be, for JSON and Python by its content."""
     path = _path(source)
     if path is None or not _is_config(path):
         return False

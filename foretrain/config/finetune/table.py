@@ -1,7 +1,4 @@
-"""`Table`: the keys of a trainer's config, taken one by one, and `FileSettings`: what such a file comes to.
-
-What is left at the end is known to change nothing, known and not planned, or not known: each is named.
-"""
+"""`Table`: the keys of a trainer's config, taken one by one, and `FileSettings`: what such a file comes to."""
 
 import re
 import tomllib
@@ -95,7 +92,6 @@ class Table:
         return Table({str(name): each for name, each in value.items()}, self.found, f"{self.inside}{key}.")
 
     def flag(self, key: str, default: bool = False) -> bool:
-        """true or false."""
         value = self.take(key)
         if value is None:
             return default
@@ -168,11 +164,10 @@ class Table:
         decisive: Collection[str] = (),
         known: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Sort the keys that were not taken: what changes nothing, what is not planned, what is not known. `known`: by
+        """Sort the keys that were not taken: what changes nothing, is not planned, is not known. `known`: by
         known_keys.
 
-        A key that is not planned changes nothing where it is null, false, 0 or empty, or a size of one card; those of a
-        tracker never do.
+        A key that is null, false, 0, empty, or a size of one card changes nothing; a tracker's never do.
         """
         known = {**known, **dict.fromkeys(harmless, "harmless"), **dict.fromkeys(decisive, "decisive")}
         for key, value in self.keys.items():

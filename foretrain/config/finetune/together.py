@@ -10,8 +10,7 @@ from foretrain.config.hub.facts import ModelFacts
 
 
 class _Idle(NamedTuple):
-    """Options, and when they do nothing. `id`: of the sentence; `noted`: whether a file's are worth a note, which
-    harmless ones are not that most files have."""
+    """Options, and when they do nothing. `id`: of the sentence; `noted`: whether a file's are worth a note."""
 
     options: tuple[str, ...]
     id: str

@@ -67,8 +67,7 @@ def _value(word: Word) -> Any:
 def changed_words(
     words: Sequence[str], changed: Mapping[str, bool | int | str], without: Collection[str] = ()
 ) -> list[str]:
-    """Words of the command line with other values for these options, each option once. `without`: options that are left
-    out. Raises UserError for words that are none."""
+    """Return words with other values for these options, each once, but for `without`. Raises UserError."""
     kept: dict[str, Sequence[str]] = {}
     values = parse_words(words).values
     for word in WORDS.split(words):
@@ -79,7 +78,6 @@ def changed_words(
 
 
 def option_words(option: str, value: bool | int | str) -> list[str]:
-    """An option with its value as words of the command line."""
     word = option.replace("_", "-")
     if isinstance(value, bool):
         return [f"--{word}" if value else f"--no-{word}"]

@@ -1,8 +1,4 @@
-"""A trainer's YAML or JSON file with other values: each in its key's place, and nothing else of the text is touched.
-
-Which key has an option, and how it spells a value, is what the reader of such files says: a key is taken where the new
-text reads as the same run with this value alone. So nothing is written that would be read as another run.
-"""
+"""A trainer's YAML or JSON file with other values, each in its key's place, where it then reads as the same run."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -21,8 +17,7 @@ _INSIDE = ("kwargs", "config")  # keys of tables that a flat file has, too
 
 
 def changed_text(text: str, source: str, format: str, values: Mapping[str, Any]) -> str | None:
-    """Return the text with these options; None where its keys cannot say one of them. What is known of the data alone,
-    such as how many tokens it has, is not a setting and stays out."""
+    """Return the text with these options, but for the data's; None where its keys cannot say one of them."""
     kept = {option: value for option, value in values.items() if FINETUNE_OPTIONS[option].compared}
     first = now = settings_of(text, source, format, script=False)
     wanted = FineTune.model_validate({**first.values, **kept})
@@ -66,8 +61,7 @@ def _attempts(text: str, before: FileSettings, option: str, value: Any) -> Itera
 
 
 def _with_key(text: str, key: str, value: Any) -> str:
-    """The text with another value of a key, in its place or at the end; "" where neither can be. A file in sections has
-    places for its keys, which nobody here knows: none is added."""
+    """Return the text with a key's value, in place or at the end; "" where neither can be, as in a file of sections."""
     yaml = yaml_module()
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     said = json.dumps(value)

@@ -1,7 +1,4 @@
-"""The table of a YAML or JSON text, read as data: no tags, no bombs, no duplicate keys, a bounded size and depth.
-
-PyYAML is imported when a YAML is read, and not before.
-"""
+"""The table of a YAML or JSON text, read as data: no tags, no bombs, no duplicate keys, a bounded size and depth."""
 
 import importlib
 import json
@@ -97,7 +94,6 @@ class _Yaml:
         self.source, self.yaml = source, yaml_module()
 
     def read(self, text: str) -> Any:
-        """The value of a YAML text."""
         try:
             self._look(text)
             return self.yaml.load(text, Loader=self._loader())

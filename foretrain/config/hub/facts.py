@@ -1,8 +1,4 @@
-"""What a config.json of Hugging Face says of a model's memory and time. No torch, no transformers.
-
-Field names are ours (nanoGPT's: `n_layer`, `n_embd`, ...). source.py reads it; the model's code is in
-model/hub/decoder.py.
-"""
+"""What a config.json of Hugging Face says of a model's memory and time. No torch, no transformers."""
 
 from typing import Literal, NamedTuple
 
@@ -16,9 +12,7 @@ Loss = Literal["fused", "cross_entropy", ""]  # head and loss together, the loss
 
 
 class Liger(NamedTuple):
-    """The kernels of a model beside rotary positions and gated MLPs, which every family gets. `in_place`: a norm's
-    gradient takes the place of the one that comes; `heads`: norms of queries and keys are replaced, too.
-    """
+    """A family's own kernels. `in_place`: a norm's gradient replaces the incoming one; `heads`: norms of q, k, too."""
 
     loss: Loss = "fused"
     in_place: bool = True
@@ -59,21 +53,15 @@ def liger_of(model_type: str, loop: str) -> Liger | None:
     return found._replace(loss="") if loop == "trl" else found
 
 
-# Which of unsloth's functions a run has (unsloth and unsloth_zoo 2026.10.9, models/loader.py, models/llama.py). No
-# torch.
-#
-# Families that FastLanguageModel has code for get functions of its own, with adapters alone: a full fine-tuning goes
-# to
-# FastModel, which compiles transformers' blocks and has the loss in common.
+# Which of unsloth's functions a run has (unsloth and unsloth_zoo 2026.10.9, models/loader.py, models/llama.py): own
+# code with adapters alone; a full fine-tuning compiles transformers' blocks and has the loss in common.
 
 UNSLOTH_VERSION = "2026.10.9"
 
 
 class Unsloth(NamedTuple):
-    """Where unsloth's functions stand. `blocks`: norms and rotary positions; `in_place`: a norm's gradient takes the
-    place of the one that comes; `lora`: groups of layers whose adapters run in one function; `loss`: head and loss
-    together, a few tokens at a time.
-    """
+    """Where unsloth's functions stand. `blocks`: norms and rotary positions; `in_place`: a norm's gradient replaces the
+    incoming one; `lora`: layers whose adapters run in one function; `loss`: head and loss, some tokens at a time."""
 
     blocks: bool = True
     in_place: bool = True
@@ -110,11 +98,6 @@ def functions_of(own: Unsloth, model_type: str, groups: tuple[str, ...]) -> tupl
     return (*blocks, *(OF_LORA[group] for group in groups), *loss)
 
 
-# What a config.json of Hugging Face says of a model, as far as memory and time go. No torch, no transformers.
-#
-# Field names are ours (nanoGPT's: `n_layer`, `n_embd`, ...). Reading is in read.py; the model's code in
-# model/hub/decoder.py.
-
 Norm = Literal["rms", "gemma_rms", "layer"]
 # gelu_tanh is one kernel; gelu_new and gelu_fast are the same function as transformers computes it, by several.
 Activation = Literal["silu", "gelu", "gelu_tanh", "gelu_new", "gelu_fast", "relu", "relu2"]
@@ -150,9 +133,7 @@ class LatentAttention(Record):
 
 
 class LayerKind(Record):
-    """A kind of layer as the real class has it. `token_numbers`: of its cache for each token; `state_bytes`: that it
-    keeps of any text (linear attention, state space).
-    """
+    """A kind of layer. `token_numbers`: of its cache for each token; `state_bytes`: what it keeps of any text."""
 
     parameters: tuple[tuple[str, tuple[int, ...], str], ...]  # name, shape, role of parameters.py
     token_numbers: float
@@ -237,7 +218,6 @@ class ModelFacts(Record):
         return self.head_dim if self.latent else 2 * self.n_kv_head * self.head_dim
 
     def cached_tokens(self, context: int, layers: range | None = None) -> int:
-        """Return the tokens that all layers, or these, keep together of so long a text."""
         layers = range(self.n_layer) if layers is None else layers
         sliding = sum(layer in layers for layer in self.sliding_layers)
         return (len(layers) - sliding) * context + sliding * min(context, self.sliding_window)
@@ -250,7 +230,6 @@ class ModelFacts(Record):
         return sum(self.cached_tokens(context, range(at, at + 1)) * size for at, size in sizes.items())
 
     def state_bytes(self, layers: range) -> int:
-        """Return what these layers keep of a text of any length."""
         kept = self.counted
         return sum(kept.kinds[kept.layers[layer]].state_bytes for layer in layers) if kept else 0
 
@@ -262,10 +241,9 @@ class ModelFacts(Record):
 
 
 class ModelSource(Record):
-    """A model, where it was found, and its config.json as it stands, from which transformers can build it.
+    """A model, where it was found, and its config.json as it stands.
 
-    `code`: the config names Python code of its own (auto_map); such code is never run. `adapter`: peft's
-    adapter_config.json, where that named the model.
+    `code`: Python code that it names (auto_map), which is never run; `adapter`: peft's config that named the model.
     """
 
     name: str

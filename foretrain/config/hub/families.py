@@ -1,7 +1,4 @@
-"""What each family of transformers is made of: {model_type: how its config.json becomes the parts of a block}.
-
-Parts and defaults are those of transformers 5.23, models/NAME/configuration_NAME.py and modeling_NAME.py.
-"""
+"""What each family of transformers 5.23 (models/NAME/) is made of: {model_type: its config.json as a block's parts}."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -44,10 +41,7 @@ def _sizes(
     strict: bool = False,
     own: Parts | None = None,
 ) -> Parts:
-    """Read the sizes by the names that most families have; with `own`, transformers' defaults of what may be left out.
-
-    kv_heads, head_dim: defaults; None stands for as many as queries, and for the width over the heads.
-    """
+    """Read the sizes; `own`: with transformers' defaults. kv_heads, head_dim None: as queries; width over heads."""
     own = own or {}
     n_embd = keys.whole("hidden_size")
     n_head = keys.whole("num_attention_heads", default=own.get("num_attention_heads"))
@@ -72,11 +66,7 @@ def _rotated(keys: Keys, head_dim: int, default: float, name: str = "partial_rot
 
 
 def _window(keys: Keys, n_layer: int, default: int | None, layers: Iterable[int] | None = None) -> Parts:
-    """Read the sliding window and the layers that have it: by layer_types where the config has it, else `layers`, else
-    all.
-
-    A family without layer_types in its code is asked with `layers` None.
-    """
+    """Read the window and its layers: layer_types, else `layers`, else all; None of a family without layer_types."""
     explicit_none = "sliding_window" in keys.config and keys.config["sliding_window"] is None
     window = 0 if explicit_none else keys.whole("sliding_window", default=default or 0, least=0, most=MOST_POSITIONS)
     if layers is None:
@@ -374,9 +364,7 @@ def _granite(keys: Keys) -> Parts:
 def _experts(
     keys: Keys, count: tuple[str, ...], default: int, each: int, width: int, normed: bool | None = None
 ) -> Parts:
-    """`normed`: whether the family's shares always add up to 1; None: as norm_topk_prob says. A loss that balances
-    experts, and noise on their input, which few configs ask for, are not known.
-    """
+    """Read a mixture. `normed`: shares add up to 1; None: by norm_topk_prob. Balancing loss and noise are not known."""
     if keys.flag("output_router_logits", False):
         raise Unknown("output_router_logits")
     if keys.number("router_jitter_noise", 0.0):

@@ -1,7 +1,4 @@
-"""`Keys`: the values of a config.json, each checked as it is taken; a value that no model can have is one sentence.
-
-A key that is missing or null takes the default of transformers, which the caller gives.
-"""
+"""`Keys`: the values of a config.json, each checked; what is missing or null takes transformers' default."""
 
 import json
 import math
@@ -80,7 +77,6 @@ class Keys:
         return value
 
     def word(self, *names: str, default: str) -> str:
-        """A text, such as the name of an activation."""
         name, value = self._first(names)
         if value is None:
             return default
@@ -89,7 +85,6 @@ class Keys:
         return value
 
     def table(self, name: str) -> "Keys":
-        """The keys of a table within this one; none where it is missing."""
         value = self.config.get(name)
         if value is None:
             value = {}

@@ -1,8 +1,5 @@
-"""Every parameter of a model, from its facts: names, shapes and order as transformers' `named_parameters()` has them.
-
-Of `recipe = modern`, which transformers has not, sizes alone are so. A tied head is not listed twice.
-Layouts are those of transformers 5.23, models/NAME/modeling_NAME.py.
-"""
+"""Every parameter of a model, from its facts: names, shapes and order of transformers' `named_parameters()` (5.23,
+models/NAME/modeling_NAME.py). Of `recipe = modern` sizes alone are so. A tied head is not listed twice."""
 
 import math
 from collections import Counter
@@ -253,11 +250,8 @@ def parameter_count(facts: ModelFacts) -> int:
 
 
 class ParameterCounts(NamedTuple):
-    """Parameters by how they are read when text is generated, a tower that reads pictures not among them.
-
-    `blocks`: matrices in all blocks but the experts'; `head`: 0 where it is the embedding; `others`: norms, biases,
-    positions.
-    """
+    """Parameters by how they are read when text is generated, but a picture tower's. `head`: 0 where it is the
+    embedding."""
 
     blocks: int
     experts: int

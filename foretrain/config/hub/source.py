@@ -1,7 +1,4 @@
-"""Where a model's config.json is: a folder, a file, a repository at Hugging Face, or a preset.
-
-Of a repository config.json is fetched and nothing else: no weights, no code.
-"""
+"""Where a model's config.json is: a folder, a file, a repository at Hugging Face (no weights, no code), or a preset."""
 
 import difflib
 import importlib
@@ -29,10 +26,8 @@ def facts_of(
     where: str = "config.json",
     families: Mapping[str, Callable[[Keys], Parts]] = FAMILIES,
 ) -> ModelFacts | None:
-    """Return a model's facts; None of a family, or a part, that foretrain has no facts of.
-
-    Raises UserError 'config.hub_…' for a size that is missing or that no model can have; `where` is named in it.
-    """
+    """Return a model's facts; None without any. Raises UserError 'config.hub_…', which names `where`, for impossible
+    sizes."""
     if not isinstance(config, Mapping):
         raise UserError("config.hub_not_object", where=where)
     model_type = config.get("model_type")
@@ -90,7 +85,6 @@ def config_of(text: str, where: str) -> dict[str, Any]:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Read a config.json file. Raises UserError where it cannot be read as one."""
     try:
         text = read_bytes(path, MAX_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -113,11 +107,8 @@ _MOST_FOLLOWED = 4  # adapters on adapters
 
 
 def find_source(text: str) -> ModelSource:
-    """Return the model that a text names: a folder with config.json or adapter_config.json, such a file, hf:owner/name,
-    or a preset.
-
-    A repository whose sizes a preset holds needs no network. Raises UserError.
-    """
+    """Return the model of a folder or file with config.json or adapter_config.json, hf:owner/name, or a preset that
+    needs no network. Raises UserError."""
     return _found(text, 0)
 
 
@@ -127,9 +118,7 @@ def preset_source(name: str) -> ModelSource | None:
 
 
 def unquantized(source: ModelSource) -> ModelSource:
-    """Return the model as it was before bitsandbytes put it into 4 bits: QLoRA does that anyway, so its plan is the
-    same.
-    """
+    """Return the model as it was before bitsandbytes put it into 4 bits, which QLoRA does anyway."""
     if source.facts is None or source.facts.quantization != FOUR_BITS:
         return source
     config = {key: value for key, value in source.config.items() if key != "quantization_config"}
@@ -144,9 +133,7 @@ def unknown_model(name: str) -> UserError:
 
 
 def text_source(text: str, where: str, name: str = "") -> ModelSource:
-    """Return the model of a config.json's text. `where`: what stands in for its path; `name`: of the model, else what
-    the text says, else `where`. Raises UserError.
-    """
+    """Return the model of a config.json's text. `where`: what stands in for its path and name. Raises UserError."""
     config = config_of(text, where)
     said = config.get("_name_or_path")
     last = said.rstrip("/").split("/")[-1][:100] if isinstance(said, str) else ""
@@ -248,9 +235,8 @@ def _of_hub(repository: str) -> ModelSource:
 
 
 def _fetched(hub: Any, repository: str) -> str:
-    """Return the path of config.json in the hub's cache. One question goes first: where there is no network,
-    hf_hub_download asks for half a minute, and says each time that it did.
-    """
+    """Return the path in the hub's cache. One question goes first: without network hf_hub_download asks for half a
+    minute."""
     try:
         hub.get_hf_file_metadata(hub.hf_hub_url(repository, _CONFIG), timeout=_TIMEOUT_S)
     except Exception as error:

@@ -158,9 +158,7 @@ def _math(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
 
 
 def _weights(matmuls: list[Tensor], dropout: float) -> list[Tensor]:
-    """Return the softmax (_safe_softmax) of the scores, taken out of their list, its dropout mask, and the values'
-    factor.
-    """
+    """Return the softmax (_safe_softmax) of the scores, taken out of their list, its dropout mask, values' factor."""
     scores = matmuls.pop()
     shape = scores.shape
     rows = make("add", shape, bool_, scores, component="workspace")

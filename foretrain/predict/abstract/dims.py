@@ -64,9 +64,7 @@ WHOLE = {("H", "D"): "C", ("H", "E"): "A", ("K", "G"): "H"}
 
 
 class Kernel(NamedTuple):
-    """One launch or several. `shape`: (m, n, k) of a matmul, (B, H, T, D) of attention; `reads`, `writes`: of each
-    tensor.
-    """
+    """One launch or several. `shape`: (m, n, k) of a matmul, (B, H, T, D) of attention; bytes are of each tensor."""
 
     layer: int
     name: str

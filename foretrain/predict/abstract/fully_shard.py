@@ -130,7 +130,6 @@ class FullyShard(OneCard):
 
     @property
     def _in_order(self) -> list[Group]:
-        """As they are gathered."""
         return [*self.outer, *(group for group in self.groups if not group.is_outer)]
 
     def begin(self, t: Recorder, state: State, *, saving: bool) -> None:

@@ -518,9 +518,7 @@ def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, **_: Any) -> Tensor:
-    """log_softmax and nll_loss, which on CUDA takes an fp32 copy (LossNLL.cpp); a CPU's autocast casts the logits
-    first.
-    """
+    """Run log_softmax and nll_loss, which on CUDA takes an fp32 copy (LossNLL.cpp); a CPU's autocast casts first."""
     machine = m.machine()
     machine.name = "loss"
     if machine.autocasting and not machine.cuda:

@@ -1,8 +1,6 @@
-"""Kernels of a pass as Inductor fuses them. No torch.
+"""Kernels of a pass as Inductor fuses them: connected ones with as many matmuls before them run as one. No torch.
 
-Matmuls, attention, scatters and others' Triton kernels stay as they are. Other kernels are grouped: connected ones with
-as many matmuls before them run as one, which reads what it has not made itself and writes what others read. Sums over
-all rows are kernels of their own. What backward reads of a group is saved, or recomputed from saved tensors, whichever
+Sums over all rows, matmuls, attention and scatters stay alone. What backward reads is saved or recomputed, whichever
 moves fewer bytes.
 """
 
@@ -18,16 +16,12 @@ Value = tuple[int, int]  # a tensor, and the kernel that made it as it is; -1: i
 
 
 def fused(kernels: Sequence[Kernel], outputs: set[int], softmax_reads: int, alone: str = "") -> list[Kernel]:
-    """Return the kernels of a compiled pass; `outputs`: read after it, `softmax_reads`: of the logits, `alone`: not
-    fused.
-    """
+    """Return a compiled pass's kernels; `outputs`: read later, `softmax_reads`: of the logits, `alone`: not fused."""
     return _Fusion(kernels, outputs, softmax_reads, alone).kernels()
 
 
 class _Fusion:
-    """`group`: of each kernel, by its first; `stored`: in memory. `stays`, `sums`, `apart`: of each, whether it stays
-    alone.
-    """
+    """`group`: of each kernel, by its first; `stored`: in memory. `stays`, `sums`, `apart`: whether it stays alone."""
 
     def __init__(self, kernels: Sequence[Kernel], outputs: set[int], softmax_reads: int, alone: str) -> None:
         self.all, self.softmax_reads = kernels, softmax_reads

@@ -17,9 +17,7 @@ FIRST_BUCKET_BYTES = 1 * MIB  # torch/nn/parallel/distributed.py, dist._DEFAULT_
 
 
 class State(NamedTuple):
-    """The state before a pass: gradients, whether it is a step's last micro-batch; `left`: other tensors of earlier
-    passes.
-    """
+    """The state before a pass: gradients, whether it is the last micro-batch; `left`: tensors of earlier passes."""
 
     gradients: bool = False
     last: bool = False
@@ -30,9 +28,7 @@ FRESH = State()
 
 
 class OneCard:
-    """One card, whose gradients live until the step is done, unless it `sends` them; `key`: decides a pass beside
-    State.
-    """
+    """One card, whose gradients live until the step is done, unless it `sends` them; `key`: decides with State."""
 
     key: Any = None
     sends = False
@@ -77,7 +73,6 @@ class Remains:
         self.workspaces: list[Tensor] = []  # the forward pass's first
 
     def given(self, passage: Passage) -> list[Tensor]:
-        """Take what a passage ends."""
         given = self.ranks.given(self.gradients, self.left, passage.given)
         ends = {tensor.serial for tensor in given}
         self.gradients = [tensor for tensor in self.gradients if tensor.serial not in ends]

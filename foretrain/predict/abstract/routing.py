@@ -166,9 +166,7 @@ def _for_weight(grad: Tensor, x: Tensor, shape: tuple[int, ...], dtype: DType) -
 
 
 def _each(kind: str, out: Tensor, x: Tensor, y: Tensor, *, shape: tuple[int, int, int], many: int) -> None:
-    """Run one kernel for all experts on cards that have it, in bfloat16; else one for each
-    (native/cuda/GroupedBlas.cpp).
-    """
+    """Run one kernel for all experts where there is one, in bfloat16; else one each (native/cuda/GroupedBlas.cpp)."""
     machine = m.machine()
     rows = shape[many]
     count = max(1, min(int(out.shape[0] if many else y.shape[0]), int(rows)))

@@ -62,11 +62,9 @@ BEFORE = -1  # no event of a passage
 
 
 class Walk:
-    """Writes a pass into a timeline event by event, with the timing of its kernels.
-
-    A config is timed with a buffer as large as the card's cache, and copies of what the kernel changes, without room on
-    the host (torch/_inductor/runtime/triton_heuristics.py, copy_args_to_cpu_if_needed).
-    """
+    """Writes a pass into a timeline event by event, with the timing of its kernels: a buffer as large as the card's
+    cache, and copies of what a kernel changes, without room on the host (torch/_inductor/runtime/triton_heuristics.py,
+    copy_args_to_cpu_if_needed)."""
 
     def __init__(
         self,

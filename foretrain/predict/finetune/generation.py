@@ -20,7 +20,6 @@ LEAPS = 8  # in which a cache grows here: each copy is as a step's, which has on
 
 
 def vllm_bytes(tune: FineTune, gpu: Gpu) -> int:
-    """What vLLM takes of the card that also trains."""
     colocated = tune.generates and tune.vllm == "colocate"
     return round(tune.vllm_memory * (gpu.memory_bytes or 0)) if colocated else 0
 
@@ -125,7 +124,7 @@ class GenerationWork:
         return round(self.scored * flops(self.scoring) + self.share * own)
 
     def time_s(self, rates: Rates, slower: float, host: float) -> tuple[float, float]:
-        """Seconds of a step for generation, and for what scores it."""
+        """Return a step's seconds for generation, and for what scores it."""
         launch_s = rates.launch_s(compiled=False)
 
         def longer(operations: list[Operation]) -> float:

@@ -93,7 +93,7 @@ class FineTuneLedger:
         )  # fmt: skip
 
     def judged(self, available_bytes: int | None, card_bytes: int | None = None) -> RunMemory:
-        """With verdicts for what the process may take, context included; without where nobody knows that."""
+        """Return it with verdicts for what the process may take, context included; without where nobody knows that."""
         if available_bytes is None:
             return self.memory
         if self.cuda:
@@ -124,10 +124,8 @@ def estimated(facts: ModelFacts, tune: FineTune, gpu: Gpu) -> FineTuneLedger:
     return _ledger(*asked, str(Context.of(gpu)), str(software.of("")))
 
 
-# A fine-tuning run as the estimate sees it: its phases in their order, with what stays alive between them.
-#
-# The order is that of transformers' Trainer (trainer.py): load, the batches of a step, each micro-batch, clipping, the
-# optimizer, evaluation. Sizes round up as PyTorch's CUDA allocator rounds them; a CPU's do not.
+# A run's phases, with what stays alive between them, in the order of transformers' trainer.py. Sizes round up as
+# PyTorch's CUDA allocator rounds them; a CPU's do not.
 
 PHASES = ("load", "prepare", "generate", "score", "first_step", "steady_step", "evaluate", "save", "merge")
 PAGED = 100_000  # elements from which on bitsandbytes pages a state (get_state_buffer)
@@ -186,7 +184,6 @@ class SimulatedFineTuning(Remains):
     # -- phases --------------------------------------------------------------------------------------------
 
     def write(self) -> Timeline:
-        """The whole run."""
         if self.tune.sharded:
             self.shard()
         else:
@@ -264,7 +261,6 @@ class SimulatedFineTuning(Remains):
         self.t.use(self.symbols)
 
     def wrap(self) -> None:
-        """Wrap the model in DDP, which sends all weights to the other cards."""
         if not self.prepares:
             self.t.phase("first_step")
         packed = (n_out * n_in for n_out, n_in in self.program.packed.values())
@@ -296,7 +292,6 @@ class SimulatedFineTuning(Remains):
         self.t.free(*reduced)
 
     def micro_batch(self, *, last: bool) -> None:
-        """Forward and backward pass; `last`: of a step."""
         if isinstance(self.program, CompiledProgram) and True not in self.started:
             self.gradients = self.program.first_pass(self.t, self._workspaces())
             self.started.add(True)
@@ -323,7 +318,7 @@ class SimulatedFineTuning(Remains):
                 self.outputs.append(self.t.adopt(component, size, serial + shift))
 
     def optimize(self, *, first: bool) -> None:
-        """Clipping takes a norm for each gradient; the states appear in the first step."""
+        """Clip, with a norm for each gradient, and update; the states appear in the first step."""
         memory = OPTIMIZERS[self.tune.optim]
         if self.tune.max_grad_norm:
             norms = [self.alloc("temporaries", 4) for _ in self.trained]

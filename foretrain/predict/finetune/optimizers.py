@@ -21,9 +21,8 @@ Passing = Callable[[Sequence[tuple[Shape, int]], Processors | None], Sequence[in
 
 
 class OptimizerMemory(NamedTuple):
-    """`states`: bytes of each tensor that a parameter's state is made of; `paged`: those that lie in managed memory;
-    `passing`: bytes of each tensor that a step takes for a moment, of all trained parameters' (shape, bytes an
-    element), and of the card's processors, None on a CPU."""
+    """`states`: bytes of a parameter's state tensors; `paged`: in managed memory; `passing`: bytes for a moment in a
+    step, of trained parameters' (shape, bytes an element) and the card's processors, None on a CPU."""
 
     states: Callable[[Shape, int], Sequence[int]]
     passing: Passing = lambda parameters, processors: ()

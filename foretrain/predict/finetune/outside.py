@@ -37,14 +37,13 @@ class Outside:
         self.workspaces: list[Tensor] = []  # cuBLAS's, where a matmul runs before the first step
 
     def alloc(self, component: str, nbytes: int, formula: str = "") -> Tensor:
-        """A tensor of so many bytes."""
         granule = self.t.granule
         return self.t.alloc(component, Size(formula or str(nbytes), -(-nbytes // granule) * granule))
 
     # -- before ------------------------------------------------------------------------------------------
 
     def load(self) -> None:
-        """The weights, one after the other; in 4 bits each is there in its own dtype until it is packed."""
+        """Load one weight after the other; in 4 bits each is there in its own dtype until it is packed."""
         self.t.at("build")
         self.t.phase("load")
         kept = {name: p for name, p in self.program.weights.items() if ".lora_" not in name}
@@ -185,14 +184,12 @@ class Outside:
         return [self.alloc("temporaries", nbytes) for nbytes in sizes]
 
     def weight(self, parameter: Parameter, itemsize: int, shape: Sequence[int] = ()) -> Tensor:
-        """A weight, or a piece of it with this shape."""
         component, shape = "adapters" if ".lora_" in parameter.name else "weights", shape or parameter.shape
         return self.alloc(component, itemsize * math.prod(shape), formula_of(itemsize, shape))
 
     # -- after -------------------------------------------------------------------------------------------
 
     def save(self) -> None:
-        """A checkpoint goes to the host tensor by tensor."""
         self.t.at("save")
         self.t.phase("save")
 
@@ -239,10 +236,8 @@ class Outside:
             yield self.alloc("temporaries", nbytes * elements)
 
 
-# The logits that an evaluation collects on the card.
-#
-# transformers trainer.py (evaluation_loop) and trainer_pt_utils.py (EvalLoopContainer): each batch is joined to what is
-# there in a new tensor, and a variable holds the last batch's until the next one is made.
+# The logits that an evaluation collects on the card (transformers trainer_pt_utils.py, EvalLoopContainer): each batch
+# is joined in a new tensor, and a variable holds the last one's.
 
 WRITTEN = 64  # batches that are written out; of more the first ones and the last two
 
@@ -267,7 +262,6 @@ class Collected:
         self.last: list[Tensor] = []  # after the first batch the same tensor as `joined`
 
     def add(self, number: int) -> None:
-        """The logits of batch `number`, which was just computed."""
         place = (number - 1) % self.most + 1
         if place - 1 != self.count:  # batches that are not written out
             self.release()
@@ -282,7 +276,6 @@ class Collected:
             self.release()
 
     def release(self) -> None:
-        """All of it goes to the host."""
         self.t.free(*self.joined)
         if self.last != self.joined:
             self.t.free(*self.last)

@@ -1,7 +1,6 @@
 """`FineTunePlan`: what a fine-tuning run will take on a card, as one record. Instant, without torch.
 
-Every figure has its source: memory is *estimated* from the model's code or *traced*; time is *estimated* from the
-card's rates.
+Memory is *estimated* from the model's code or *traced*; time is *estimated* from the card's rates.
 """
 
 import math
@@ -55,7 +54,6 @@ class FineTuneCounts(Record):
 
     @classmethod
     def of(cls, ledger: FineTuneLedger) -> "FineTuneCounts":
-        """Those of a run."""
         return cls(n_params=ledger.n_params, n_trained=ledger.n_trained, gradient_dtypes=ledger.gradient_dtypes)
 
 
@@ -79,8 +77,7 @@ class Answer:
 
 
 class FineTunePlan(PlanRecord):
-    """The forecast of one model, one way to fine-tune it, one card. `bound`: what the figures are of the run's, where
-    something is not planned; `bounded_by`: what that is."""
+    """The forecast of one model, one way, one card. `bound`: what figures are of the run's, because of `bounded_by`."""
 
     kind: Literal["fine-tuning"] = "fine-tuning"
     name: str
@@ -121,9 +118,8 @@ def plan(
     prices: Prices = PRICES,
     unplanned: Mapping[str, Bound] = MappingProxyType({}),
 ) -> FineTunePlan:
-    """The forecast, on a CPU without time. `unplanned`: settings that are not planned, each with what the figures then
-    are of the run's. Raises UserError where foretrain does not know the model's parts (only a
-    trace can then), or the device is neither a card of CUDA's nor a CPU."""
+    """Return the forecast, on a CPU without time. `unplanned`: settings with the bound of the figures. Raises UserError
+    where the model is unknown, or the device is neither a card of CUDA's nor a CPU."""
     if tune.images:  # which no estimate has
         source = source.model_copy(update={"facts": None})
     facts = source.facts
@@ -181,8 +177,7 @@ def check_exact(plan: FineTunePlan, option: str) -> None:
 
 
 def replanned(plan: FineTunePlan, **options: object) -> FineTunePlan:
-    """The same with other options, at the same prices. A step time of a log was another step's: it is estimated
-    again."""
+    """Return the same with other options and prices; a log's step time was another step's: it is estimated again."""
     made = untimed(plan, **options)
     return made.model_copy(update={"timing": time_of(plan, made.tune)})
 
@@ -196,8 +191,7 @@ def retuned(plan: FineTunePlan, **options: object) -> FineTune:
 
 
 def untimed(plan: FineTunePlan, **options: object) -> FineTunePlan:
-    """The same with other options and without its time: a search asks for the memory of many runs. Raises UserError
-    as `retuned` does."""
+    """Return the same with other options, untimed, for a search. Raises UserError as `retuned` does."""
     tune = retuned(plan, **options)
     answer = Answer.of(plan.source, tune, plan.gpu, plan.available_bytes)
     memory = bounded(answer.memory, plan.bound)
@@ -205,7 +199,6 @@ def untimed(plan: FineTunePlan, **options: object) -> FineTunePlan:
 
 
 def time_of(plan: FineTunePlan, tune: FineTune) -> Timing | None:
-    """The time of the run with other options, at the prices of the plan."""
     if plan.bound != "exact":
         return None
     prices = plan.timing.prices if plan.timing else PRICES
@@ -220,8 +213,7 @@ def timed(plan: FineTunePlan, step_s: float, prices: Prices = PRICES) -> FineTun
 
 
 def work_of(source: ModelSource, tune: FineTune, gpu: Gpu, room: int | None) -> StepWork | TracedWork:
-    """What a step of a run runs; `room`: that of its `Answer`, whose trace is kept. Raises UserError where it can
-    neither be estimated nor traced."""
+    """Return what a step runs; `room`: of its `Answer`, whose trace is kept. Raises UserError as that does."""
     if source.facts is not None:
         return StepWork(source.facts, tune, gpu)
     found = trace_alone(source, tune, gpu, room)
@@ -229,8 +221,7 @@ def work_of(source: ModelSource, tune: FineTune, gpu: Gpu, room: int | None) -> 
 
 
 def _timing(source: ModelSource, tune: FineTune, gpu: Gpu, room: int | None, prices: Prices) -> Timing | None:
-    """That of a card; of a CPU, whose rates for these models nobody has measured, none; nor of generation that was
-    traced, which takes a few of its steps."""
+    """Return a card's time; none of a CPU, whose rates nobody measured, nor of traced generation."""
     if tune.generates and source.facts is None:
         return None
     return timing(work_of(source, tune, gpu, room), prices) if gpu.kind == "cuda" else None
@@ -320,7 +311,6 @@ def _amp(tune: FineTune, gpu: Gpu) -> str:
 
 
 def notes_of(source: ModelSource, tune: FineTune, gpu: Gpu, others_bytes: int, answer: Answer) -> list[Note]:
-    """All of them, in the order in which they are shown."""
     found: list[Note] = []
     facts, ledger = source.facts, answer.ledger
 
@@ -415,8 +405,7 @@ WITHOUT_SCORE = ("granite", "olmoe", "ernie4_5")  # families without a ForSequen
 
 
 def expert_notes(facts: ModelFacts, tune: FineTune) -> list[Note]:
-    """None where the model is no mixture. Memory follows from how many tokens and experts there are; only time rests
-    on an even split. The bound: a token takes an expert once, so one expert has at most all tokens."""
+    """Return notes of a mixture: time rests on an even split. The bound: one expert has at most all tokens."""
     if not facts.n_expert:
         return []
     tokens = tune.sequences * tune.seq_len

@@ -1,7 +1,4 @@
-"""Micro-batches of a Hugging Face decoder, run on tensors without values: what they allocate and which kernels run.
-
-The code that runs is model/hub/decoder.py. No torch.
-"""
+"""Micro-batches of a Hugging Face decoder (model/hub/decoder.py), run on tensors without values. No torch."""
 
 import contextlib
 from collections.abc import Iterator
@@ -65,8 +62,7 @@ def grouped_matmul(gpu: Gpu) -> str:
 
 
 def preferring(facts: ModelFacts, tune: FineTune) -> ModelFacts:
-    """A model as TRL's trainers of preferences have it: modules of dropout set to 0 (disable_dropout), but for GRPO;
-    with scores of its own for a head, where it rewards or classifies."""
+    """Return a model as TRL's trainers of preferences have it: no dropout, but for GRPO; scores for a head."""
     off: tuple[str, ...] = ()
     if tune.preferences and not tune.generates:
         off = "embedding_dropout", "residual_dropout", *(["attention_dropout"] if facts.model_type == "gpt2" else [])
@@ -155,7 +151,6 @@ class Program:
         self._structures: dict[tuple[Any, ...], Structure] = {}
 
     def _shards(self, gpu: Gpu) -> Shards | None:
-        """What gathers the weights, where they are cut."""
         cards = cards_of(self.tune, gpu)
         if not cards or not self.tune.sharded:
             return None
@@ -223,7 +218,6 @@ class Program:
 
     @property
     def zero(self) -> Zero | None:
-        """What DeepSpeed's memory follows from, in a run that it shares."""
         if not self.tune.zero_stage:
             return None
         trained, count = self.trained(), [p.numel() for p in self.weights.values()]
@@ -239,15 +233,13 @@ class Program:
         return self.dtype.itemsize
 
     def sizes(self, symbols: dict[str, int]) -> dict[str, int]:
-        """What the letters stand for in training."""
         return symbols
 
     def structure(
         self, symbols: dict[str, int], *, train: bool, state: State = FRESH, first: bool = False, before: str = ""
     ) -> Structure:
-        """Forward and, in training, backward pass of a micro-batch, for all layers; `state`: what it finds; `first`: it
-        is the run's first; `before`: of another pass than that of a step, whose: "reference", "again" of the model that
-        wrote a completion, "prompt" of generation."""
+        """Return the passes of a micro-batch, for all layers; `state`: what it finds; `first`: it is the run's first;
+        `before`: of another pass: "reference", "again" of the completion's model, "prompt" of generation."""
         asked = (*symbols.items(), train, state, first, before)
         while asked not in self._structures:
             given = partial(self.recorder, symbols, train=train, first=first, before=before)
@@ -351,7 +343,6 @@ class Program:
         return model.learned(idx, given, machine.autocast, tune.beta), None
 
     def trained(self) -> dict[str, Parameter]:
-        """The parameters that get a gradient."""
         return {name: p for name, p in self.weights.items() if p.requires_grad}
 
 
@@ -391,12 +382,10 @@ def kernels_of(
         yield each, copies[each.layer] * each.times
 
 
-# What unsloth holds on the card beside the model, once a run has begun.
-#
-# unsloth/models/llama.py: tables of rotary positions for as many tokens as a model is loaded for
-# (LlamaRotaryEmbedding). unsloth/kernels/utils.py: the place in which 4-bit weights become whole (_scratch); layers
-# that used a smaller one hold it until they run again. unsloth_zoo/gradient_checkpointing.py: where what was
-# offloaded comes back to, a second such place from the second pass on (initialize_unsloth_gradient_checkpointing).
+# What unsloth holds beside the model once a run has begun. models/llama.py: tables of rotary positions
+# (LlamaRotaryEmbedding). kernels/utils.py: the place where 4-bit weights become whole (_scratch), smaller ones held
+# until layers run again. unsloth_zoo/gradient_checkpointing.py: where offloaded tensors come back to, from the second
+# pass on two.
 
 
 class Places:
@@ -465,11 +454,8 @@ def notes(facts: ModelFacts, tune: FineTune) -> list[Note]:
     return [*found, *([Note(id="finetune_unsloth_host", values={})] if tune.offloads else [])]
 
 
-# Micro-batches of a model that transformers' Trainer compiles: its code traced into a graph, cut in two.
-#
-# `torch_compile` compiles the model with its loss, and no evaluation: accelerate compiles what a training step calls.
-# While a model is traced, transformers makes the causal mask (masking_utils.py, _ignore_causal_mask_sdpa), so attention
-# has one, and keys and values are repeated for their queries.
+# Micro-batches of a model that transformers' Trainer compiles with its loss, and no evaluation. The causal mask is made
+# while it is traced (masking_utils.py, _ignore_causal_mask_sdpa), so keys and values are repeated.
 
 
 def is_known(facts: ModelFacts, tune: FineTune, gpu: Gpu) -> bool:
@@ -483,7 +469,6 @@ def is_known(facts: ModelFacts, tune: FineTune, gpu: Gpu) -> bool:
 
 
 def program_of(facts: ModelFacts, tune: FineTune, gpu: Gpu) -> Program:
-    """The program of a run's memory."""
     kind = CompiledProgram if tune.compile and is_known(facts, tune, gpu) else Program
     return kind(facts, tune, gpu)
 
@@ -496,8 +481,7 @@ class CompiledProgram(Program):
         self.run = (facts.n_layer,)
 
     def sizes(self, symbols: dict[str, int]) -> dict[str, int]:
-        """With what the kernel of attention takes that runs with a mask: the memory-efficient one, where there is no
-        cuDNN."""
+        """Return them with the memory-efficient kernel's, which runs with a mask where there is no cuDNN."""
         if self.attention(True) == "cudnn":
             return symbols
         s, half = symbols, (self.low or self.dtype).itemsize == 2

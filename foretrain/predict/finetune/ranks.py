@@ -40,8 +40,7 @@ NORM_IN_HEAD = ("gpt2", "gpt_bigcode", "gpt_neox", "falcon")
 
 
 def cards_of(tune: FineTune, gpu: Gpu) -> Cluster | None:
-    """Return the cards that train together; None of one alone. Raises UserError for what no cards can be, and for a
-    run that they cannot share so."""
+    """Return the cards that train together; None of one alone. Raises UserError where they cannot share the run."""
     if tune.world == 1:
         return None
     if tune.loop not in WRAPPED:
@@ -79,8 +78,7 @@ VLLM_BYTES = (1 << 29, 1 << 31)  # of CUDA graphs, expected and at most: its log
 
 
 def context_of(tune: FineTune, gpu: Gpu) -> Context:
-    """Return what a rank takes on its card beside the allocator: the CUDA context, NCCL's own memory, and vLLM's CUDA
-    graphs, which are beside the share that it was given."""
+    """Return a rank's memory beside the allocator: the CUDA context, NCCL's, and vLLM's CUDA graphs."""
     found = context_beside(cards_of(tune, gpu), tune.way, gpu)
     if not tune.generates or tune.vllm != "colocate":
         return found
@@ -89,8 +87,7 @@ def context_of(tune: FineTune, gpu: Gpu) -> Context:
 
 
 class Shards(FullyShard):
-    """FSDP2 as accelerate wraps a model. `stored`: bytes of an element of a weight between passes; `norm_in_head`:
-    whether the last norm is found."""
+    """FSDP2 as accelerate wraps a model. `stored`: bytes of an element between passes; `norm_in_head`: it is found."""
 
     adds, waits = True, False
 
@@ -188,7 +185,6 @@ class Zero(NamedTuple):
 
     @property
     def own(self) -> int:
-        """Elements of this card's part of what is trained."""
         return -(-self.trained // self.world)
 
     @property

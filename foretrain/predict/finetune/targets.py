@@ -1,8 +1,7 @@
-"""Which parts of a model get an adapter: linear layers by their names, and of a mixture of experts, what peft takes
-these names for. No torch.
+"""Which parts of a model get an adapter: linear layers by their names, and what peft takes for experts. No torch.
 
-transformers 5 keeps the experts of a layer in two parameters. peft (utils/transformers_weight_conversion.py) reads the
-names that they had before as these parameters, in the families below, and all-linear as all of them.
+transformers 5 keeps the experts of a layer in two parameters; peft (utils/transformers_weight_conversion.py) reads the
+names that they had before as these, and all-linear as all of them.
 """
 
 import difflib
@@ -77,8 +76,7 @@ def names_in(text: str) -> list[str]:
 
 
 def redirected(tune: FineTune) -> FineTune:
-    """The same where unsloth trains the head and the embedding whole that shall get an adapter (models/llama.py,
-    _redirect_embedding_targets)."""
+    """Return the same where unsloth trains head and embedding whole (models/llama.py, _redirect_embedding_targets)."""
     names = names_in(tune.lora_targets)
     moved = [name for name in names if name.rpartition(".")[2] in ENDS]
     if not (tune.unsloth and tune.adapters and moved):
@@ -106,7 +104,6 @@ def _of_model(facts: ModelFacts, names: set[str]) -> set[str]:
 
 
 def check_saved(facts: ModelFacts, tune: FineTune) -> None:
-    """Raises UserError for a layer that shall be trained whole and get an adapter at once."""
     names = _of_model(facts, {*names_in(tune.lora_saved)}) if tune.adapters and tune.lora_saved else set()
     for name in sorted(names):
         if adapted_roles(facts, tune).intersection(roles_of(name)):
@@ -140,7 +137,6 @@ def _check(facts: ModelFacts, tune: FineTune, names: set[str], parameters: froze
 
 
 def no_such_layers(facts: ModelFacts, tune: FineTune) -> UserError:
-    """The sentence for modules of which the model has none."""
     if not tune.lora_targets.strip(" ,"):
         return UserError("usage.lora_targets_none")
     names = names_in(tune.lora_targets)
@@ -151,11 +147,8 @@ def no_such_layers(facts: ModelFacts, tune: FineTune) -> UserError:
     return UserError("usage.lora_targets_own", targets=shown, model=facts.model_type, own=own)
 
 
-# Modules that are trained whole beside adapters (`modules_to_save`), by the names of transformers' own code.
-#
-# peft (utils/other.py, ModulesToSaveWrapper) keeps such a module and trains a copy of it, so that a head and an
-# embedding that were one weight are no longer. It takes each module whose path ends with a name, and passes over
-# names that no module has.
+# Modules that are trained whole beside adapters (`modules_to_save`): peft (utils/other.py, ModulesToSaveWrapper) trains
+# a copy of each whose path ends with a name, so a tied head and embedding no longer are one weight.
 
 GPT2 = {
     "model": "transformer", "layers": "h", "self_attn": "attn", "embed_tokens": "wte", "embed_positions": "wpe",
@@ -184,7 +177,6 @@ def _asked(tune: FineTune) -> tuple[str, ...]:
 
 
 def is_saved(facts: ModelFacts, tune: FineTune, parameter: str) -> bool:
-    """Whether a parameter of the decoder is one of a module that is trained whole."""
     if ".lora_" in parameter or not (names := _asked(tune)):
         return False
     *words, _ = own_words(facts.model_type, parameter)
@@ -192,7 +184,6 @@ def is_saved(facts: ModelFacts, tune: FineTune, parameter: str) -> bool:
 
 
 def is_untied(facts: ModelFacts, tune: FineTune) -> bool:
-    """Whether head and embedding, one weight in the model, are two in training."""
     return facts.tied and any(is_saved(facts, tune, f"{end}.weight") for end in OUTER)
 
 

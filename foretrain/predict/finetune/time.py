@@ -1,7 +1,4 @@
-"""How long a step of a fine-tuning run takes: the kernels of its code at the rates of the card. No torch.
-
-Bytes and FLOPs come from the kernels that the model's own code runs (program.py); rates are those of speed/rates.py.
-"""
+"""How long a step of a fine-tuning run takes: its code's kernels (program.py) at the rates of the card. No torch."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -55,11 +52,10 @@ class StepWork:
 
     @cached_property
     def generation(self) -> GenerationWork | None:
-        """What a step takes to write what it learns from."""
         return GenerationWork(self) if self.tune.generates else None
 
     def waits_s(self, rates: Rates, work_s: float, host_s: float) -> tuple[float, float, float]:
-        """Seconds that several cards wait for one another in a step: low, expected, high."""
+        """Return seconds that several cards wait for one another in a step: low, expected, high."""
         if self.tune.world == 1:
             return 0.0, 0.0, 0.0
         pace = Pace(0, backward_root=busy_s([op for op in self.micro if op.part != "forward"], rates))
@@ -95,7 +91,6 @@ class StepWork:
         ]
 
     def pace(self, rates: Rates) -> Pace:
-        """The time of a micro-batch's kernels."""
         layers, times = max(1, len({group.layer for group in self.groups} - {OUTSIDE})), []
         for is_forward in (True, False):
             whole, outside = (
@@ -106,7 +101,6 @@ class StepWork:
         return Pace(layers, *times)
 
     def optimizer(self) -> list[Operation]:
-        """Norms, clipping and the update of each trained weight."""
         found = []
         read, written = TRAFFIC[self.tune.optim]
         sharded, zero = self.tune.sharded, bool(self.tune.zero_stage)
@@ -162,7 +156,6 @@ def _flops(kind: str, shape: tuple[int, ...]) -> int:
 
 
 def rates_for(tune: FineTune, gpu: Gpu) -> Rates | None:
-    """What is known of the card's speed in the dtype of this run's matmuls."""
     dtype: Any = {"bf16": "bfloat16", "fp16": "float16"}.get(tune.amp, tune.dtype)
     return rates_of(gpu, dtype)
 
@@ -204,8 +197,7 @@ class TracedWork(StepWork):
 
 
 def step_s(work: StepWork) -> tuple[Range, int] | None:
-    """(seconds of one optimizer step, its FLOPs by FlopCounterMode's convention); None where the card's speed is not
-    known."""
+    """Return (seconds of one optimizer step, its FLOPs by FlopCounterMode's convention); None without a known speed."""
     tune, gpu = work.tune, work.gpu
     rates = rates_for(tune, gpu)
     if rates is None:
@@ -240,14 +232,10 @@ def _optimizer_s(work: StepWork, rates: Rates) -> Callable[[float, float], float
     return lambda slower, host: together(slower * work_s, host * launching_s)
 
 
-# The FLOPs that a fine-tuning step needs: what MFU is a share of.
-#
-# MFU (PaLM, arXiv:2204.02311, appendix B) counts the forward and the backward pass of the model and no recomputation,
-# however the step runs. HFU counts all that runs: what checkpoints recompute, logits that a loss in tiles makes twice,
-# and the scores that flash attention makes again in backward. Both count the full T x T square of attention.
-#
-# With adapters MFU counts what their training needs: the forward pass, gradients of what flows through frozen weights,
-# and both gradients of an adapter's own. Gradients of frozen weights, which nobody computes, are in neither.
+# What MFU of fine-tuning is a share of (PaLM, arXiv:2204.02311, appendix B): the FLOPs of the model's forward and
+# backward pass, without recomputation; HFU counts all that runs, with logits that a loss in tiles makes twice and
+# scores that flash attention makes again. Both count the full T x T square of attention. With adapters MFU has no
+# gradients of frozen weights, which nobody computes, but those that flow through them.
 
 # Options that change how a step runs and not what it needs: the model's plain code, one sample a row.
 PLAIN: dict[str, Any] = {
@@ -277,14 +265,12 @@ def _counted(facts: str, tune: str, gpu: str, forward_passes: float) -> int:
 
 
 def _made_once(operations: list[Operation]) -> int:
-    """FLOPs without two of the five products of flash attention's backward pass, which make what the forward pass
-    made."""
+    """Return FLOPs without two of the five products of flash attention's backward pass, made in the forward pass."""
     fused = (op for op in operations if len(op.shape) == 4 and op.kind.endswith("backward"))
     return flops(operations) - sum(op.runs * op.flops // 5 for op in fused)
 
 
 def timing(work: StepWork, prices: Prices = PRICES) -> Timing | None:
-    """How long it takes and what it costs; None where the card's speed is not known."""
     found = step_s(work)
     if found is None:
         return None
@@ -318,8 +304,7 @@ def _timing(
 
 
 def with_steps(found: Timing, gpu: Gpu, steps: int | None, cards: int = 1) -> Timing:
-    """The timing of the same run with another number of steps; of None, energy and money are those of one. What is
-    recomputed draws power too."""
+    """Return the timing with another number of steps; of None of one. What is recomputed draws power, too."""
     total = found.step_s.scaled(steps) if steps else None
     spent = spending(found.prices, gpu, found.hfu, total or found.step_s, cards)
     return found.model_copy(update={"steps": steps, "total_s": total, **dict(spent)})

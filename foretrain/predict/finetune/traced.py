@@ -54,7 +54,6 @@ def trace_alone(source: ModelSource, tune: FineTune, gpu: Gpu, available_bytes: 
 
 
 def unknown(source: ModelSource, reason: str) -> UserError:
-    """Return the error of a model that has no estimate and cannot be traced for this reason."""
     model = str(source.config.get("model_type"))[:40]
     return UserError("usage.family_unknown", model=model, source=source.where, reason=reason)
 
@@ -67,10 +66,7 @@ def exact_finetune(
     listen: Listen = lambda text: None,
     settings: Settings | None = None,
 ) -> FineTuneTrace:
-    """Return the traced memory of a run, with verdicts for what the process may take, context included.
-
-    `listen` hears how far it is. Raises service.TraceUnavailable with a sentence where it cannot be traced.
-    """
+    """Return the run's traced memory, with verdicts for what the process may take. Raises service.TraceUnavailable."""
     requests = requests_for(source, tune, gpu)
     question = {
         "traces": [request.key() for request in requests], "available_bytes": available_bytes,

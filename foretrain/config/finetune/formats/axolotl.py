@@ -30,7 +30,6 @@ _OTHER_ATTENTION = ("flex_attention", "xformers_attention", "sage_attention", "s
 
 
 def read(table: Table, text: str) -> None:
-    """Settings of an axolotl file."""
     found = table.found
     found.model = table.word("base_model") or None
     found.values |= {"loop": "axolotl", "seq_len": 512, "batch_size": 1, "epochs": 1.0, "optim": "adamw_torch_fused"}
@@ -126,8 +125,7 @@ def _attention(table: Table) -> None:
 
 
 def _samples(table: Table) -> None:
-    """Packed samples, or padded ones: each to the length of the longest, with a mask. A processor is that of a model
-    that reads images or sounds, which are not planned."""
+    """Take packed samples, or padded ones with a mask. A processor means pictures or sounds, which are not planned."""
     if table.take("processor_type"):
         table.unplanned("processor_type", table.keys["processor_type"], bound="at_least")
     table.put("packing", "sample_packing")

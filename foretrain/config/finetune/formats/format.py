@@ -1,7 +1,4 @@
-"""`Format`: one trainer's config file, and what several share: adapters, precision, attention, TrainingArguments.
-
-Defaults and names are those of each trainer's own code, named in its file.
-"""
+"""`Format`: one trainer's config file, and what several share; defaults and names are of each trainer's own code."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -25,7 +22,7 @@ class Format:
 
 
 def method_of(table: Table, key: str, *, adapters: bool, four_bit: bool, dora: bool) -> None:
-    """full, lora, dora or qlora; what of these goes together and is not planned is named."""
+    """Take full, lora, dora or qlora; what of these goes together and is not planned is named."""
     method = ("qlora" if four_bit else "dora" if dora else "lora") if adapters else "full"
     if adapters and four_bit and dora:
         table.unplanned(key, "DoRA over 4-bit weights", bound="at_least")
@@ -46,7 +43,7 @@ def refuse_two_precisions(table: Table, four_bit: bool, *others: str) -> None:
 
 
 def precision(table: Table, bf16: bool, fp16: bool) -> None:
-    """autocast by the keys bf16 and fp16. Raises UserError where both are true."""
+    """Take autocast by the keys bf16 and fp16. Raises UserError where both are true."""
     if bf16 and fp16:
         raise UserError("config.finetune_bf16_fp16", source=table.found.source)
     table.give("amp", "bf16" if bf16 else "fp16" if fp16 else "no", "bf16" if bf16 or not fp16 else "fp16")
@@ -68,8 +65,7 @@ def attention(table: Table, *keys: str) -> None:
 
 
 def checkpointing(table: Table, key: str, kwargs: str = "gradient_checkpointing_kwargs") -> None:
-    """Activation checkpointing; a word such as 'unsloth' or 'offload' means true, and offloading is named, but for
-    unsloth's."""
+    """Take activation checkpointing; a word such as 'offload' means true, and is named, but for unsloth's."""
     value = table.take(key)
     if "offload_checkpoints" in table.found.values and value is not None:
         table.give("offload_checkpoints", value == "unsloth", key)
@@ -92,7 +88,6 @@ def steps(table: Table, key: str = "max_steps") -> None:
 
 
 def training_arguments(table: Table) -> None:
-    """The keys that TrainingArguments and what is derived from it have."""
     table.put("batch_size", "per_device_train_batch_size", "per_gpu_train_batch_size")
     table.put("grad_accum", "gradient_accumulation_steps")
     checkpointing(table, "gradient_checkpointing")

@@ -20,7 +20,6 @@ _NOT_TRAINING = ("export_dir", "infer_backend")
 
 
 def read(table: Table, text: str) -> None:
-    """Settings of a LLaMA-Factory file."""
     found = table.found
     trains = table.flag("do_train") or any(
         key in table.keys for key in ("learning_rate", "per_device_train_batch_size")
@@ -91,7 +90,6 @@ def _adapter(table: Table) -> None:
 
 
 def read_v1(table: Table, text: str) -> None:
-    """Settings of a file of LLaMA-Factory's version 1."""
     found = table.found
     found.model = table.word("model") or None
     found.values |= {"loop": "llama-factory", "seq_len": 2048, "batch_size": 1, "gradient_checkpointing": True}

@@ -1,9 +1,7 @@
-"""Trainers with a loop of their own, each read by the rows of its table in keys.toml, and what no row can say.
+"""Trainers with a loop of their own, planned as the nearest loop, each read by the rows of its table in keys.toml.
 
-A plan is of the loop that is nearest to theirs, and says so: `loop = litgpt`, with what its figures are of the run's.
-Who types --loop decides. Names and defaults are those of the trainers' own code (August 2026): litgpt/finetune/ and
-litgpt/pretrain.py, nemo_automodel/recipes/llm/, llmfoundry/command_utils/train.py, mlx_lm/lora.py, swift/arguments/,
-open_instruct/finetune.py.
+Names and defaults (August 2026): litgpt/finetune/ and pretrain.py, nemo_automodel/recipes/llm/, mlx_lm/lora.py,
+llmfoundry/command_utils/train.py, swift/arguments/, open_instruct/finetune.py.
 """
 
 import re
@@ -43,7 +41,6 @@ def flattened(keys: Mapping[str, Any], inside: str = "") -> dict[str, Any]:
 
 
 def _read(name: str, given: Table, text: str) -> None:
-    """Settings of a file of this trainer."""
     row, found, flat = rows_of("own")[name], given.found, flattened(given.keys)
     for key, value in flat.items():
         named = _REFERENCE.fullmatch(value) if isinstance(value, str) else None

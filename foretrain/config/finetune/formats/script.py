@@ -1,6 +1,4 @@
-"""A Python training script of unsloth, TRL or transformers, read with `ast` and never run: the literal arguments of the
-calls that decide memory and time.
-"""
+"""A Python training script of unsloth, TRL or transformers, read with `ast` and never run: its calls' literals."""
 
 import ast
 import re
@@ -169,8 +167,6 @@ def _last(node: ast.expr) -> str:
 
 
 class _Script:
-    """The keys of a script's calls, as they are met."""
-
     def __init__(self, tree: ast.Module) -> None:
         self.scopes = dict(_run(tree, tree))
         nodes = list(self.scopes)
@@ -191,7 +187,6 @@ class _Script:
         self.said: dict[str, str] = {}  # the value of a key that decides, as it was written first
 
     def _named(self, node: ast.expr) -> str:
-        """The last of the names that a dotted name has, as it was imported."""
         name, seen = _last(node), set[str]()
         while name in self.others and name not in seen:
             seen.add(name)
@@ -272,7 +267,6 @@ class _Script:
                 self.keys[keyword.arg] = Unread("bnb_4bit_compute_dtype = float32")
 
     def _merge(self, name: str, scope: ast.AST) -> None:
-        """Take that what was trained is merged where it is."""
         if _MERGES.fullmatch(name) and scope in self.trained - self.reloaded:
             self.keys["merge"] = True
 

@@ -30,8 +30,7 @@ def shards(
         of_zero(table, table.keys[next(key for key in deepspeed if table.keys.get(key) not in OFF)])
 
 
-# What the settings of FSDP2 may be in a run that is planned; "*": anything. Loading for one rank and checkpoints in
-# pieces only lower what is planned of loading and saving.
+# What FSDP2's settings may be in a planned run; "*": anything. Loading for one rank only lowers what is planned.
 _FSDP2: Mapping[str, tuple[Any, ...]] = {
     "version": (2,), "auto_wrap_policy": ("TRANSFORMER_BASED_WRAP",), "offload_params": (False,), "xla": (False,),
     "cpu_offload": (False,), "min_num_params": (0,), "forward_prefetch": (False,),
@@ -59,8 +58,7 @@ def _of_fsdp2(asked: Any, config: Any, *, launcher: bool) -> dict[str, Any]:
     return {"strategy": "fsdp" if keys.get("reshard_after_forward", True) else "fsdp_no_reshard", **again}
 
 
-# The stage in the name of a file that is not here, such as zero2.json, zero3_bf16.json and ds_z3_config.json, which
-# axolotl, LLaMA-Factory and accelerate come with; with another word in it nobody knows what it has.
+# The stage in the name of an absent file, such as zero3_bf16.json, which trainers come with; with other words none.
 _NAMED = re.compile(
     r"(?:ds_?|deepspeed_?|config_?)*(?:z|zero_?|stage_?)+([1-3])(?:_(?:bf16|fp16|config|auto|(cpu)?offload(_\w+)?))*",
     re.I,

@@ -1,8 +1,5 @@
-"""torchtune's YAML: components named by _component_, which are read and never instantiated.
-
-Names and defaults: recipes/configs/, recipes/*.py and torchtune/models/ (April 2026). The recipe stands in a comment:
-`tune run [--nproc_per_node N] RECIPE`.
-"""
+"""torchtune's YAML: components named by _component_, which are read and never instantiated. The recipe stands in a
+comment: `tune run [--nproc_per_node N] RECIPE`. Names: recipes/ and torchtune/models/ (April 2026)."""
 
 import re
 from collections.abc import Mapping
@@ -49,7 +46,6 @@ _TRAININGS = {
 
 
 def read(table: Table, text: str) -> None:
-    """Settings of a torchtune file."""
     found, keys = table.found, table.keys
     if "optimizer" not in keys and ("quantizer" in keys or any(key in keys for key in _NOT_TRAINING)):
         key = next(key for key in (*_NOT_TRAINING, "quantizer") if key in keys)

@@ -1,8 +1,5 @@
-"""transformers' TrainingArguments as JSON or YAML, and the options of foretrain itself, by their own names.
-
-Keys of peft and bitsandbytes beside them are read too, as people put them into one file. A config of accelerate says
-how many processes train, what splits the model, and the precision; it goes with another file, or with a model.
-"""
+"""transformers' TrainingArguments as JSON or YAML, with keys of peft, bitsandbytes and foretrain, and accelerate's
+config."""
 
 from collections.abc import Mapping
 from typing import Any, get_args
@@ -25,7 +22,6 @@ _MODEL = ("model_name_or_path", "model", "base_model", "model_name", "model_id")
 
 
 def read(table: Table, text: str) -> None:
-    """Settings of a file of TrainingArguments."""
     for key in _MODEL:
         table.found.model = table.found.model or table.word(key) or None
     preferences(table)
@@ -67,7 +63,6 @@ def weights(table: Table) -> None:
 
 
 def read_accelerate(table: Table, text: str) -> None:
-    """Settings of an accelerate config."""
     table.give("amp", table.word("mixed_precision", "no"), "mixed_precision")
     table.cards("num_processes")
     shards(table, deepspeed=("deepspeed_config",), fsdp=("fsdp_config",))

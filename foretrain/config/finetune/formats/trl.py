@@ -1,7 +1,4 @@
-"""TRL's config (its CLI and script arguments) and the recipes of alignment-handbook, which are TRL's.
-
-Defaults: trl/trainer/sft_config.py, base_config.py and model_config.py of TRL 0.2x to 1.x.
-"""
+"""TRL's config and the recipes of alignment-handbook, which are TRL's (trl/trainer/*_config.py of 0.2x to 1.x)."""
 
 from foretrain.config.finetune.formats.format import (
     Format,
@@ -18,7 +15,6 @@ from foretrain.config.finetune.table import Table, known_keys
 
 
 def read(table: Table, text: str) -> None:
-    """Settings of a TRL file."""
     found = table.found
     found.values |= {"loop": "trl", "gradient_checkpointing": True, "seq_len": 1024, "dtype": "float32"}
     preferences(table)
@@ -84,8 +80,7 @@ def preferences(table: Table) -> None:
 
 
 def generation(table: Table) -> bool:
-    """How the completions of GRPO and RLOO are generated; whether there are any. Prompts are as long as the data's,
-    which no key says since TRL 0.28."""
+    """Take how GRPO and RLOO generate; return whether they do. Prompts are as long as the data's since TRL 0.28."""
     values = table.found.values
     if values.get("training") not in ("grpo", "rloo"):
         return False

@@ -1,7 +1,6 @@
-"""unsloth's arguments as YAML or JSON, flat or in the sections of its command line (model, data, training, lora).
+"""unsloth's arguments as YAML or JSON, flat or in the sections of its command line (unsloth_cli/config.py).
 
-Defaults: FastLanguageModel.from_pretrained and get_peft_model (unsloth/models/loader.py, llama.py), and for the
-sections unsloth_cli/config.py.
+Defaults: FastLanguageModel.from_pretrained and get_peft_model (unsloth/models/loader.py, llama.py).
 """
 
 from collections.abc import Mapping
@@ -24,7 +23,6 @@ _TARGETS = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
 
 
 def read(table: Table, text: str) -> None:
-    """Settings of unsloth's arguments."""
     found = table.found
     sections = any(isinstance(table.keys.get(name), Mapping) for name in _SECTIONS)
     loads = sections or found.called  # what its command line and from_pretrained do where nothing is said
@@ -58,7 +56,6 @@ def read(table: Table, text: str) -> None:
 
 
 def _flat(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of all sections beside one another."""
     flat: dict[str, Any] = {}
     for key, value in keys.items():
         flat |= {str(name): each for name, each in value.items()} if isinstance(value, Mapping) else {key: value}

@@ -61,8 +61,8 @@ def planned(name: str = "llama-3.1-8b", gpu: str = "RTX 4070", **options: Any) -
 def test_parameters_are_the_published_ones(name: str) -> None:
     """Of models that also see, without what sees."""
     preset, counts = models()[name], counts_of(published(name))
-    if preset.config["model_type"] == "gemma3":
-        assert counts.total < preset.parameters
+    if preset.config["model_type"] == "gemma3" or "vision_config" in preset.config:
+        assert 0.75 * preset.parameters < counts.total < preset.parameters
     else:
         assert counts.total == preset.parameters
 

@@ -152,7 +152,7 @@ def test_a_group_is_generated_together_and_learned_in_parts() -> None:
     found = planned(method="lora")
     assert (found.bound, found.verdict, found.tune.generated) == ("exact", "fits", 8)
     phases = [phase.phase for phase in found.memory.phases]
-    assert phases == ["load", "prepare", "generate", "first_step", "steady_step", "save", "merge"]
+    assert phases == ["load", "prepare", "generate", "first_step", "steady_step", "save"]
     more = replanned(found, steps_per_generation=64)
     cache = 2 * 16 * 8 * 64 * 2 * 64 * 1024  # keys and values of 64 completions
     assert bytes_of(more, "generate") > bytes_of(found, "generate") + cache * 7 // 8

@@ -5,6 +5,7 @@ import json
 import foretrain as library
 from foretrain.app.generation import runnable_models
 from foretrain.app.plan import Cards
+from foretrain.config.presets import models
 from foretrain.predict.inference.plan import RunnableModels
 from tests.kit.command import foretrain
 
@@ -17,7 +18,7 @@ def models_of(*words: str, gpu: str = "4070") -> RunnableModels:
 
 def test_each_model_is_planned_as_by_its_name() -> None:
     found = models_of("--context", "8k")
-    assert len(found.models) + found.left_out == 77
+    assert len(found.models) + found.left_out == len(models())
     assert [each.parameters for each in found.models] == sorted(
         (each.parameters for each in found.models), reverse=True
     )

@@ -1,23 +1,6 @@
-"""Power, energy, electricity, rent and CO2 of a run, from the board power and how hard the card works.
-
-    power = board · (idle + (full − idle) · load)      load = ½ + ½ · min(1, MFU / 0.35)
-
-A card that trains is never idle: half of what it draws above idle is taken to go with being busy at all (clocks,
-memory, caches) and half with the matrix products, which at an MFU of 0.35 are taken to be all it can do. That split is
-an assumption. `idle` and `full` are shares of the board power, from published readings:
-
-* GeForce and workstation boards: an RTX 4070 of 200 W trains nanoGPT at 207 W (benchmarks/published_rates.json) and
-  idles at 12 W; four RTX 4090 draw about 450 W each under load (server-gear.com, gpu_burn). Their limit stops them.
-* data-centre boards: an H200 of 700 W trains nanoGPT at 689 to 694 W (the same file), yet a node of eight H100 draws at
-  most 8.4 of its 10.2 kW in training (Latif et al. 2024, arXiv:2412.08602), or 76 % (Newkirk et al. 2025,
-  arXiv:2506.14551): hence the wide range. Idle is 60 to 105 W of 400 to 700.
-* boards of 75 W and less (T4, L4) run into their limit at any steady load (Jia et al. 2019, arXiv:1903.07486).
-* a CPU has no board power in the catalogue: 3.75 W a core (EPYC 9654, 360 W for 96) to 10.6 W (Ryzen 9 7950X, 170 W
-  for 16), by their vendors' figures, all cores busy.
-
-It is the card alone: the machine around it and the losses of its supply come on top. Nothing here is measured on the
-user's card yet.
-"""
+"""Power, energy, cost and CO2 of a run's cards alone: power = board · (idle + (full − idle) · load), where the load is
+½ + ½ · min(1, MFU / 0.35): half for being busy at all, half for the matmuls. That split is an assumption, and nothing
+here is measured on the user's card yet."""
 
 from foretrain.base.records import Record
 from foretrain.base.units import JOULES_PER_KWH
@@ -27,7 +10,11 @@ from foretrain.predict.speed.time import Range
 
 FULL_MFU = 0.35  # the MFU from which on the matrix units are taken to draw all they can
 CAPPED_BOARD_W = 75
-# Shares of the board power: idle, and at full load in a low, an expected and a high reading.
+# Shares of the board power: idle, and full (low, expected, high). An RTX 4070 of 200 W trains nanoGPT at 207 W and
+# idles at 12 W, an H200 of 700 W at 689 to 694 W (benchmarks/published_rates.json); four RTX 4090 draw about 450 W each
+# (server-gear.com). A node of eight H100 draws at most 8.4 of 10.2 kW (arXiv:2412.08602), or 76 % (arXiv:2506.14551),
+# and idle data-centre cards 60 to 105 W of 400 to 700. Boards of 75 W and less run into their limit (arXiv:1903.07486).
+# W of a CPU core: EPYC 9654 (360 W for 96) to Ryzen 9 7950X (170 W for 16), by their vendors.
 SHARES = {
     "geforce": (0.05, 0.75, 0.97, 1.04),
     "datacentre": (0.15, 0.60, 0.95, 1.00),

@@ -100,7 +100,6 @@ class FineTuning:
 
 
 def of_plan(made: FineTunePlan) -> Forecast:
-    """Return the forecast that a plan is."""
     prices = made.timing.prices if made.timing else PRICES
     unplanned: dict[str, Bound] = {name: made.bound for name in made.bounded_by if name not in made.tune.bounded_by}
     run = FineTuning(made.source, made.tune, prices, unplanned)

@@ -56,8 +56,6 @@ class Probe(Record):
 
 
 class Run(Protocol):
-    """What a kind of run has to say of itself."""
-
     @property
     def kind(self) -> str: ...
     @property
@@ -99,16 +97,13 @@ class Run(Protocol):
         """Raise UserError where a forecast cannot answer what was asked by `text`; `steps`: about its steps."""
         ...
 
-    def probe(self, found: "Forecast", option: str, value: int) -> Probe:
-        """Return the memory of a forecast's run with another value of an option."""
-        ...
+    def probe(self, found: "Forecast", option: str, value: int) -> Probe: ...
 
 
 AnyPlan = Plan | ClusterPlan | FineTunePlan | InferencePlan
 
 
 def kind_of(data: Mapping[str, Any]) -> type[AnyPlan]:
-    """Return the class of the record that this JSON is of."""
     if "one_card" in data:
         return ClusterPlan
     kinds: dict[str, type[AnyPlan]] = {"fine-tuning": FineTunePlan, "generation": InferencePlan}

@@ -10,10 +10,7 @@ from foretrain.predict.search import bisect, search_outwards
 
 
 class Largest(Record):
-    """The largest value of an option that fits (None: not even 1 does), with every value that was tried.
-
-    `searched_all`: larger ones may fit, too; the next is tried only where it is beyond a model's training.
-    """
+    """The largest value that fits (None: not even 1), with all tried. `searched_all`: larger ones may fit, too."""
 
     option: str
     value: int | None
@@ -32,11 +29,7 @@ class Largest(Record):
 
 
 def largest(made: Forecast, option: str, trace: Callable[[int], Probe] | None = None) -> Largest:
-    """Return the largest value of an option that fits, by `trace` outwards from the estimate's answer. Raises
-    UserError.
-
-    The answer fits and its successor does not, but a value beyond might again, as traces need not grow.
-    """
+    """Return the largest that fits, by `trace` outwards from the estimate; one beyond might fit. Raises UserError."""
     run, room = made.run, made.available_bytes
     if option not in run.ranges:
         raise UserError("usage.largest_knob", option=option, choices=sorted(run.ranges))
@@ -67,8 +60,6 @@ def largest(made: Forecast, option: str, trace: Callable[[int], Probe] | None = 
 
 
 class _Tried:
-    """The values that were tried, each once."""
-
     def __init__(self, probe: Callable[[int], Probe]) -> None:
         self.probe, self.probes = probe, dict[int, Probe]()
 

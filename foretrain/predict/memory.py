@@ -1,12 +1,7 @@
 """The ledger: how much memory a run takes in each phase, by component, each with its formula. No torch.
 
-Two ways to write the step are predicted, each eager or compiled: nanoGPT's own (logits are kept) and foretrain's. The
-allocated peak is exact to about 0.1 % of traces and PyTorch's CPU allocator (docs/memory.md). Reserved memory is this
-list of tensors, replayed through the allocator (`allocator/replay.py`); so are the verdicts.
-
-Known limits: the CUDA context is a prior until it is measured on the card; max-autotune, memory budgets and what padded
-matmuls keep are not modelled.
-"""
+Reserved memory and verdicts are these tensors replayed through the allocator (`allocator/replay.py`). max-autotune,
+memory budgets and what padded matmuls keep are not modelled."""
 
 import math
 import re
@@ -31,10 +26,8 @@ from foretrain.predict.estimate.simulated_run import SimulatedRun, resume, stage
 from foretrain.predict.spec import StepName, StepSpec
 from foretrain.predict.timeline import Kind, Peak
 
-# What is said of the range of what a run needs, against what the device gives. fits: all of the range is within, and
-# 200 MiB beside what is expected. tight: what is expected is within, the high end is not. may_not_fit: only the low
-# end is. does_not_fit: not even that. On a card a run is tight, too, that would take more and lives in a replay of the
-# allocator, which frees what it only keeps.
+# A need's range against what the device gives. fits: all is within, and 200 MiB beside what is expected. tight: the
+# high end is not, or the replay lives by freeing caches. may_not_fit: only the low end is. does_not_fit: not even that.
 Verdict = Literal["fits", "tight", "may_not_fit", "does_not_fit", "does_not_run"]
 # The worst first. does_not_run: the card cannot do what the run asks for, however much memory there is.
 VERDICTS: tuple[Verdict | None, ...] = ("does_not_run", "does_not_fit", "may_not_fit", "tight", "fits", None)
@@ -85,7 +78,6 @@ class PhaseMemory(Record):
         return self.allocated_bytes - self.bytes_of("rounding")
 
     def bytes_of(self, id: str) -> int:
-        """Return the bytes of one component."""
         return sum(row.size_bytes for row in self.components if row.id == id)
 
     @property
@@ -95,11 +87,8 @@ class PhaseMemory(Record):
 
 
 class RunMemory(Record):
-    """The phases of a run in their order, of any kind. `source`: estimated or traced.
-
-    `saved_bytes`: what autograd keeps of one micro-batch. `paged_bytes`: optimizer states in managed memory, outside
-    the allocator. `obstacle`: what the card cannot do, an id of does_not_run.
-    """
+    """The phases of a run of any kind, in order. `saved_bytes`: what autograd keeps of one micro-batch; `paged_bytes`:
+    optimizer states in managed memory, outside the allocator; `obstacle`: what the card cannot do (does_not_run)."""
 
     phases: tuple[PhaseMemory, ...]
     saved_bytes: int = 0
@@ -130,7 +119,6 @@ class RunMemory(Record):
 
     @property
     def needed_bytes(self) -> int:
-        """What the run is expected to need, however much memory there is: what its neediest phase does."""
         return self.neediest.needed_expected_bytes
 
     @property
@@ -310,7 +298,6 @@ class Ledger:
 
     @property
     def events(self) -> Lifetimes:
-        """Births and deaths of all tensors of the process that trains."""
         return self._run.events
 
     @property
@@ -357,7 +344,6 @@ class Ledger:
 
     @property
     def _training(self) -> tuple[PhaseMemory, ...]:
-        """The phases of the process that trains; a resume is another one."""
         return tuple(phase for phase in self.memory.phases if phase.phase != "resume")
 
     def _phase(self, name: str, held: PhasePeak | None, n_params: int) -> PhaseMemory:
@@ -389,10 +375,7 @@ class Ledger:
     def judged(
         self, available_bytes: int | None, card_bytes: int | None = None, context: Context | None = None
     ) -> RunMemory:
-        """Judge what the process may take, context included; no verdicts where nobody knows that.
-
-        `card_bytes`: the base of per_process_memory_fraction. `context`: of the process, where more than usual.
-        """
+        """Judge what the process may take, context included. `card_bytes`: the base of per_process_memory_fraction."""
         phases = self.memory.phases
         if context is not None:
             phases = tuple(self._needing(phase, context) for phase in phases)
@@ -464,11 +447,8 @@ def judged(
     limits: tuple[int, int],
     least: Mapping[str, int] = MappingProxyType({}),
 ) -> tuple[PhaseMemory, ...]:
-    """Judge the phases on a card.
-
-    `limits`: what the allocator may take at the low end and at what is expected. `dead`, `certain`: the phase in which
-    the replay ends under one of them, under the low end's; others are judged by their tensors, `least` at least.
-    """
+    """Judge the phases. `limits`: of the allocator, at the low end and as expected; `dead`, `certain`: where the replay
+    ends under one of them, under the low end's; the others are judged by their tensors, `least` at least."""
     found = []
     for phase in phases:
         size = phase.tensors_bytes

@@ -69,13 +69,11 @@ class PlanRecord(Record):
     @computed_field
     @property
     def needed_bytes(self) -> int:
-        """What the run is expected to need on each card, the CUDA context included."""
         return self.needs.needed_bytes
 
     @computed_field
     @property
     def verdict(self) -> Verdict | None:
-        """Whether it fits, by its worst phase; None where the memory to fit in is not known."""
         return self.needs.verdict
 
     @classmethod
@@ -96,7 +94,6 @@ class PlanRecord(Record):
 
     @property
     def place(self) -> str:
-        """The card, or the cards, in words."""
         made: Any = self
         return made.gpu.name
 
@@ -111,12 +108,8 @@ class PlanRecord(Record):
 
 
 class Plan(PlanRecord):
-    """The whole forecast for one config on one device.
-
-    `step`: the trainer that will run it, whose step is meant (config/resolve.py). `assumptions`: what was not known;
-    texts `assumed.ID`. `world`: ranks that share foretrain's step, `per_node` in a machine; memory is the largest
-    rank's, and times are of all.
-    """
+    """The whole forecast for one config on one device. `step`: of the trainer that will run it; `assumptions`: texts
+    `assumed.ID`; `world`: ranks that share foretrain's step, so that memory is the largest rank's, times are of all."""
 
     kind: Literal["pretraining"] = "pretraining"
     name: str
@@ -202,12 +195,10 @@ class Plan(PlanRecord):
         return any(note.id == "time_of_recipe_unknown" for note in self.notes)
 
     def verdict_of(self, step: StepName | None) -> Verdict | None:
-        """Whether this trainer's step fits, by its worst phase; None where the memory to fit in is not known."""
         return self.memory_of(step).verdict
 
 
 def no_time(plan: PlanRecord, text: str) -> UserError:
-    """The error of what was asked for by `text` and needs a time, where none is known."""
     if isinstance(plan, Plan) and plan.of_untimed_recipe:
         return UserError("usage.no_time_of_recipe", text=text, recipe=plan.config.recipe)
     return UserError("usage.no_time", text=text, gpu=plan.place)
@@ -404,11 +395,8 @@ def plan(
     dataset_source: str = "unknown",
     logged_step_s: float | None = None,
 ) -> Plan:
-    """Forecast a config on a device.
-
-    `dataset_tokens`: in the training split. `logged_step_s`: seconds of one iteration, from the user's log. Raises
-    UserError where the device cannot train, or not as `matmul` asks.
-    """
+    """Forecast a config on a device. `dataset_tokens`: in the training split; `logged_step_s`: of one iteration, by a
+    log. Raises UserError where the device cannot train, or not as `matmul` asks."""
     if not gpu.is_trained_on:
         raise UserError("usage.training_needs_cuda", gpu=gpu.name)
     shape = ModelShape.of(config)

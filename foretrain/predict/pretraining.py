@@ -114,13 +114,11 @@ def least_memory(made: ClusterPlan, config: RunConfig) -> RunMemory:
 
 
 def of_plan(made: Plan) -> Forecast:
-    """Return the forecast that a plan for one card is."""
     run = Pretraining(made.config, made.step, made.name, made.work.dataset_tokens, made.work.dataset_source)
     return Forecast(run, Placement(made.gpu, made.used_by_others_bytes), made)
 
 
 def of_cluster(made: ClusterPlan) -> Forecast:
-    """Return the forecast that a plan for several cards is."""
     alone = of_plan(made.one_card)
     return Forecast(alone.run, replace(alone.where, cluster=made.cluster), made)
 
@@ -145,7 +143,6 @@ def spent_by_steps(
 
 
 def plan_with_steps(made: Plan, config: RunConfig) -> Plan:
-    """Return the plan of a config that differs in its steps alone."""
     ours, nanos = (
         timing and with_steps(timing, made.spec(step), config.max_iters)
         for step in STEP_NAMES
@@ -160,7 +157,6 @@ def plan_with_steps(made: Plan, config: RunConfig) -> Plan:
 
 
 def cluster_with_steps(made: ClusterPlan, config: RunConfig) -> ClusterPlan:
-    """Return the same of a plan for several cards."""
     spec, world = made.one_card.spec("foretrain"), made.cluster.world
     ranks = tuple(
         rank.model_copy(update={"timing": rank.timing and with_steps(rank.timing, spec, config.max_iters, world)})
@@ -171,10 +167,7 @@ def cluster_with_steps(made: ClusterPlan, config: RunConfig) -> ClusterPlan:
 
 
 def adjusted(config: RunConfig, steps: int) -> tuple[RunConfig, tuple[str, ...]]:
-    """Return the config with this many steps, and the options that changed.
-
-    With `decay_lr` the decay ends with the run. The warm-up stays, up to a twentieth or its former share.
-    """
+    """Return (the config with this many steps, the changed options): the decay ends there, the warm-up is capped."""
     update = {"max_iters": steps}
     if config.decay_lr:
         update["lr_decay_iters"] = steps

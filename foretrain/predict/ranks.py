@@ -27,18 +27,9 @@ LEAST_GAIN = 1.02  # a step that is less shorter is as good
 # of strategies that differ by less the plainer one is taken.
 ALIKE = 1.10
 
-# What NCCL takes on a card beside PyTorch's allocator: buffers of its channels, for each communicator.
-#
-# A range that others have published; nothing of it is measured here. It hangs on the link, since NCCL opens as many
-# channels as the link can feed, on NCCL's version, and on which collectives ran:
-#
-# * cards on PCIe: 0.3 to 0.7 GB (pairs; NVIDIA/nccl#964 has 544 MB for two ranks, 688 MB for more). * NVLink: 544 MB
-# for two A100 (#964) to 1.6 GB (#864). * NVLink whose switch sums (NVLS): 1.06 GB on eight H100, 4.34 GB after the
-# first all-to-all (#1685); the early records   of modded-nanogpt had about 3.4 to 4.3 GB beside model, buckets and
-# context before their first step.
-#
-# Expected is the middle: nobody knows better.
-
+# NCCL's memory beside PyTorch's allocator, for each communicator: a published range, nothing of it is measured here.
+# PCIe: 0.3 to 0.7 GB (NVIDIA/nccl#964 has 544 MB for two ranks, 688 MB for more). NVLink: 544 MB for two A100 (#964) to
+# 1.6 GB (#864). A switch that sums (NVLS): 1.06 GB on eight H100, 4.34 GB after the first all-to-all (#1685).
 PCIE_BYTES = 300_000_000, 700_000_000
 NVLINK_BYTES, SWITCH_BYTES = (544_000_000, 1_600_000_000), (1_060_000_000, 4_340_000_000)
 LEAST_SWITCHED = 3  # ranks: two have nothing to gain from a sum in the switch
@@ -62,7 +53,6 @@ class NcclMemory(Record):
         return cls(low_bytes=low, expected_bytes=(low + most * high) // 2, high_bytes=most * high)
 
     def beside(self, context: Context) -> Context:
-        """All that a rank takes on a card beside the allocator: its context, and NCCL's memory."""
         names = ("low_bytes", "expected_bytes", "high_bytes")
         return context.model_copy(update={name: getattr(context, name) + getattr(self, name) for name in names})
 
@@ -80,8 +70,6 @@ What = Literal["micro_batch", "accumulation", "nvlink"]
 
 
 class Factor(Record):
-    """How many times as much, with its honest range."""
-
     low: float
     expected: float
     high: float
@@ -89,10 +77,7 @@ class Factor(Record):
 
 class RankPlan(Record):
     """One way to share the step; memory is a rank's, with NCCL's, all else of all cards. `syncs_each`: FSDP sums
-    gradients in every micro-batch.
-
-    `efficiency`: the speed-up by the number of cards. `traced_ranks`: whose steps were traced; `untraced`: why not.
-    """
+    gradients in every micro-batch; `efficiency`: the speed-up by the number of cards; `untraced`: why not traced."""
 
     strategy: StrategyName
     syncs_each: bool
@@ -111,7 +96,6 @@ class RankPlan(Record):
 
     @property
     def beside_nccl(self) -> RunMemory:
-        """A rank's memory, with NCCL's own in what it takes on a card beside the allocator."""
         return self.memory.model_copy(update={"context": self.nccl.beside(self.memory.context)})
 
     @property
@@ -133,10 +117,7 @@ class Change(Record):
 
 
 class Pays(Record):
-    """What the cards bring against one. `more_money`: electricity or rent.
-
-    `changes`: where they do not pay, what would help, with the first number that makes them pay, or the best tried.
-    """
+    """What cards bring against one. `more_money`: electricity or rent; `changes`: what helps, or the best tried."""
 
     word: Word
     saved_s: float | None = None
@@ -145,11 +126,8 @@ class Pays(Record):
 
 
 class ClusterPlan(PlanRecord):
-    """The forecast of one config on several cards. `one_card`: the same run on one of them.
-
-    `ranks`: every way to share it that can run, the plainest first; `refused`: why others cannot. `chosen`: the `id` of
-    the meant way, None where none fits; `ways`: ids of those that the user's options leave, empty for all.
-    """
+    """The forecast of one config on several cards. `ranks`: every way that can run, the plainest first; `refused`: why
+    others cannot; `chosen`: the `id` of the meant way, None: none fits; `ways`: what options leave, empty for all."""
 
     kind: Literal["pretraining"] = "pretraining"
     name: str
@@ -214,9 +192,7 @@ class ClusterPlan(PlanRecord):
 
 
 def share(plan: Plan, cluster: Cluster, given: Collection[str] = ()) -> ClusterPlan:
-    """Share the plan of one card's run; the quickest that fits of the ways that options in `given` leave is meant.
-    Raises UserError where the ranks cannot share a step.
-    """
+    """Share the plan of one card's run; the quickest that fits and that `given` leaves is meant. Raises UserError."""
     micro_batches = config_of_rank(plan.config, cluster.world).gradient_accumulation_steps
     known = sharings(cluster, micro_batches)
     meant = [sharing for sharing in known if _is_meant(plan.config, given, sharing, micro_batches)]
@@ -239,10 +215,8 @@ def share(plan: Plan, cluster: Cluster, given: Collection[str] = ()) -> ClusterP
 
 
 def of_run(plan: Plan, world: int, per_node: int) -> Plan:
-    """Return the plan of one device's run as ranks share it: the largest memory, times of all over the usual links.
-
-    Ranks on a CPU have no time. Raises UserError where they cannot share a step equally.
-    """
+    """Return the plan of one device's run as ranks share it: the largest memory, times of all over the usual links, on
+    a CPU none. Raises UserError where they cannot share a step equally."""
     per_node = per_node if world % per_node == 0 else world
     made = plan.model_copy(
         update={"world": world, "per_node": per_node, "foretrain_timing": None, "nanogpt_timing": None, "exact": ()}
@@ -335,7 +309,6 @@ def rank_plan(
 
 
 def _gain(alone: Timing | None, shared: Timing | None, world: int) -> dict[str, Any]:
-    """The figures of a way that compare it with one card."""
     faster = speed_up(alone.step_s, shared.step_s) if alone and shared else None
     return {"speed_up": faster, "efficiency": faster.expected / world if faster else None}
 
@@ -380,23 +353,18 @@ def speed_up(alone: Range, shared: Range) -> Factor:
 
 
 def rank_memory(spec: StepSpec, available_bytes: int | None, nccl: NcclMemory) -> RunMemory:
-    """A rank's phases with NCCL's own memory in what they need, and judged with it."""
     ledger = estimated(spec)
     return ledger.judged(available_bytes, spec.gpu.memory_bytes, nccl.beside(ledger.context))
 
 
-# Whether more cards pay, and what would make them pay: each change is planned, none is a rule of thumb.
-#
-# Tokens a step are what divides the cost of summing gradients, so more accumulation comes first, which changes what a
-# step learns from; a larger micro-batch leaves that as it is and gathers weights less often; NVLink costs money.
-
+# Tokens a step are what divides the cost of summing gradients, so more accumulation is planned first, which changes
+# what a step learns from; a larger micro-batch leaves that as it is and gathers weights less often; NVLink costs money.
 PAYS, HARDLY = 0.8, 1.1  # efficiency from which on cards pay; times as fast below which they do not
 WORTH = 1.1  # a change that does not make them pay is worth telling from so many times the efficiency on
 MOST_TIMES = 64  # as much accumulation is tried at most
 
 
 def with_pays(found: ClusterPlan) -> ClusterPlan:
-    """The plan with what the way that is meant brings against one card."""
     return found.model_copy(update={"pays": _pays(found)})
 
 

@@ -1,26 +1,14 @@
-"""Scaling laws: what loss a model of N parameters reaches on D tokens. Published fits, nothing of our own.
+"""Scaling laws, published: L(N, D) = E + A / N^α + B / D^β, N all parameters, D tokens seen, L nats a token.
 
-    L(N, D) = E + A / N^α + B / D^β          N all parameters, D tokens seen, L nats a token
+hoffmann: Hoffmann et al. 2022 (Chinchilla), arXiv:2203.15556, approach 3, with the digits of its TeX source (α 0.3392,
+β 0.2849), which matter. besiroglu: Besiroglu et al. 2024, arXiv:2404.10102, the same runs fitted again, as the first
+fit does not match them; the one that ranks here. muennighoff: Muennighoff et al. 2023, arXiv:2305.16264, appendix A: C4
+with GPT-2's tokenizer, α = β. By its equations 5, 6 and 17, D tokens from U unique ones count as
+U+U·R*·(1−exp(−(D/U−1)/R*)), and parameters beyond those that U deserves in the same way; at 40 epochs repeating is
+worthless (figure 1). U is the whole dataset, so that the law is continuous where the first epoch ends.
 
-Three fits of this form (`FITS`):
-
-* hoffmann: Hoffmann et al. 2022 (Chinchilla), arXiv:2203.15556, approach 3. Its TeX source has more digits than its
-  text (α 0.3392, β 0.2849 for 0.34, 0.28), which matters; Besiroglu et al. quote them.
-* besiroglu: Besiroglu et al. 2024, arXiv:2404.10102, the same form fitted again to the same runs, after the first fit
-  was found not to match them. The one that ranks here.
-* muennighoff: Muennighoff et al. 2023, arXiv:2305.16264, appendix A: C4 with GPT-2's tokenizer, α = β.
-
-Data that repeat (Muennighoff et al. 2023, equations 5, 6 and 17): D tokens drawn from U unique ones count as
-D' = U + U·R*·(1 − exp(−(D/U − 1)/R*)) with R*_D = 15.387756, and parameters beyond those that U deserves count as N' in
-the same way with R*_N = 5.309743. Four epochs are worth 93 % of fresh data; at 40 repeating is worthless (their figure
-1), and the law does not know that models overfit. U here is the whole dataset, so that the law is continuous where the
-first epoch ends.
-
-A loss from these is an estimate. They were fitted on other data, with other tokenizers and well-tuned learning rates,
-on models of 44 M parameters and more (7 M for muennighoff). GPT-2 124M on 10 B tokens would get 3.01 to 3.04 from
-them; llm.c reached 3.28 on FineWeb (karpathy/llm.c#481). Losses are comparable between models of one dataset and
-tokenizer, not with what another corpus gives.
-"""
+The fits are of models of 44 M parameters and more (7 M for muennighoff). GPT-2 124M on 10 B tokens would get 3.01 to
+3.04; llm.c reached 3.28 (karpathy/llm.c#481). Losses are comparable within one dataset and tokenizer only."""
 
 import math
 from dataclasses import dataclass
@@ -33,8 +21,6 @@ SMALLEST_VOCABULARY = 10_000  # tokens of bytes or characters hold less text, an
 
 @dataclass(frozen=True)
 class Fit:
-    """One published fit of L(N, D)."""
-
     name: str
     source: str
     E: float
@@ -73,7 +59,6 @@ def effective(seen: float, unique: float, half_life: float) -> float:
 
 
 def effective_tokens(tokens: float, unique_tokens: float | None) -> float:
-    """Fresh tokens that are worth as much as these."""
     return tokens if unique_tokens is None else effective(tokens, unique_tokens, R_D)
 
 

@@ -36,10 +36,7 @@ class SmallestCard(Record):
 def smallest_card(
     made: Forecast, cards: Iterable[Gpu], listen: Callable[[str], None] = lambda name: None
 ) -> SmallestCard:
-    """Return the cards with the least memory on which the run of a forecast fits, as many of each. Raises UserError.
-
-    Sizes in GiB are halved; of each size the fastest cards are planned.
-    """
+    """Return the cards with the least memory on which the run fits, as many of each. Raises UserError."""
     known = sorted((gpu for gpu in cards if gpu.memory_bytes), key=_size)
     sizes = [sorted(group, key=_speed, reverse=True) for _, group in groupby(known, key=_size)]
     tries: dict[str, Tried | None] = {}

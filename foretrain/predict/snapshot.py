@@ -1,9 +1,5 @@
-"""PyTorch's memory snapshots: read one, and what it asks of an allocator.
-
-The format is that of torch.cuda.memory._snapshot() (torch/csrc/cuda/memory_snapshot.cpp, torch/cuda/_memory_viz.py):
-`segments` as they are, `device_traces` with the history, and `allocator_settings`. It comes as a pickle, which is read
-by an unpickler that knows plain values only, so nothing in it can run.
-"""
+"""PyTorch's memory snapshots (torch/csrc/cuda/memory_snapshot.cpp, torch/cuda/_memory_viz.py): read, replay and write.
+A pickle is read by an unpickler that knows plain values only, so nothing in it can run."""
 
 import contextlib
 import os
@@ -59,17 +55,12 @@ class Recording:
 
 @dataclass(frozen=True)
 class Requests:
-    """What a recording asks of the allocator. `unknown_frees`: of allocations made before it; `unknown_live`: at the
-    end.
-    """
+    """What a recording asks of the allocator. `unknown_frees`: of earlier allocations; `unknown_live`: at the end."""
 
     lifetimes: Lifetimes
     positions: list[int]  # for each event its index in the history
     unknown_frees: int
     unknown_live: int
-
-
-# -- reading -----------------------------------------------------------------------------------------------
 
 
 def read(path: Path, device: int = 0) -> Recording:
@@ -161,9 +152,6 @@ def _settings(values: Mapping[str, Any], name: str) -> Settings:
     return found
 
 
-# -- replaying ---------------------------------------------------------------------------------------------
-
-
 def requests_of(recording: Recording, *, more_bytes: int = 0) -> Requests:
     """Return what a recording asks of the allocator, `more_bytes` at last. A block is free when streams are done."""
     completed = any(entry.action == "free_completed" for entry in recording.entries)
@@ -195,11 +183,8 @@ def requests_of(recording: Recording, *, more_bytes: int = 0) -> Requests:
     return Requests(Lifetimes(events, sizes, streams=streams), positions, unknown_frees, unknown_live)
 
 
-# A trace written as a memory snapshot, which https://pytorch.org/memory_viz and torch/cuda/_memory_viz.py open.
-#
-# Addresses and segments are the simulator's; frames carry the names of tensors, so that the picture is of one's own
-# model. The format is that of torch/csrc/cuda/memory_snapshot.cpp, with the `category` of an allocation as in
-# _memory_viz.py's _profile_to_snapshot. Standard library only.
+# A trace as a memory snapshot for https://pytorch.org/memory_viz. Frames carry the names of tensors; addresses and
+# segments are the simulator's, the `category` of an allocation is as in _memory_viz.py's _profile_to_snapshot.
 
 # What MemoryViz.js calls an allocation without a category. As soon as a history names any category it must name this
 # one too: annotate_snapshot would add it, but there its code has a typing error and throws.

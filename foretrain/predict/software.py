@@ -82,8 +82,7 @@ class Software(NamedTuple):
     @property
     def seeds_each_graph(self) -> bool:
         """Return whether each recording of a CUDA graph has a generator's seed and offset of its own, on the default
-        stream (CUDAGeneratorImpl.cpp; seen on the CUDA builds of 2.11, 2.12 and 2.13).
-        """
+        stream (CUDAGeneratorImpl.cpp; seen on the CUDA builds of 2.11, 2.12 and 2.13)."""
         return self >= (2, 12)
 
     def cublas_workspace_bytes(self, capability: tuple[int, int]) -> int:
@@ -108,7 +107,6 @@ def parse(text: str) -> Software | None:
 
 @cache
 def installed() -> Software | None:
-    """The torch of this environment."""
     return parse(installed_torch())
 
 

@@ -19,8 +19,6 @@ STEP_NAMES: tuple[StepName, StepName] = ("foretrain", "nanogpt")
 
 @dataclass(frozen=True)
 class Variant:
-    """What differs between the ways a step is written and run."""
-
     half: bool  # float16 or bfloat16 in matrix products
     cuda: bool
     keeps_logits: bool  # nanoGPT returns the logits and keeps the Python name until the next forward pass
@@ -47,9 +45,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class StepSpec:
-    """One way to run a step. `config`: nanoGPT's has none of foretrain's own ways. `sharing`: of ranks, this the
-    largest.
-    """
+    """One way to run a step; nanoGPT's `config` has none of foretrain's own ways. `sharing`: of the largest rank."""
 
     config: RunConfig
     gpu: Gpu
@@ -101,8 +97,7 @@ class StepSpec:
 
     @property
     def obstacle(self) -> str:
-        """What the card cannot do of it, an id of does_not_run; "" where it can do all. nanoGPT's train.py ends where
-        torch.compile refuses the card; foretrain's trainer goes on without."""
+        """Return an id of does_not_run, or ""; where torch.compile refuses a card, only nanoGPT's train.py ends."""
         asks = self.step == "nanogpt" and self.config.compile and self.torch.compiles
         return "compile" if asks and not self.gpu.has_triton else ""
 
@@ -113,7 +108,6 @@ class StepSpec:
 
     @property
     def half(self) -> bool:
-        """Whether matrix products are in half precision."""
         return self.dtype != "float32"
 
     @property
@@ -123,7 +117,6 @@ class StepSpec:
 
     @property
     def keeps_logits(self) -> bool:
-        """Whether the step returns its logits, as nanoGPT's does."""
         return self.step == "nanogpt"
 
     @property
@@ -139,7 +132,6 @@ class StepSpec:
 
     @property
     def updates_in_backward(self) -> bool:
-        """Whether each parameter is updated in the backward pass (model/in_backward.py)."""
         c = self.config
         return (
             c.optimizer_in_backward and c.gradient_accumulation_steps == 1 and (c.compiles_blocks or not self.compiled)
@@ -166,7 +158,6 @@ class StepSpec:
 
     @cached_property
     def variant(self) -> Variant:
-        """What the model's code and its compiler are asked to do."""
         c, width = self.config, ModelShape.of(self.config).head_dim
         learning = attention_kind(self.gpu, self.dtype, width, c.dropout, self.bmm_attention)
         evaluating = attention_kind(self.gpu, self.dtype, width, 0.0, self.bmm_attention, learns=False)
@@ -195,10 +186,8 @@ def choose_dtype(config: RunConfig, gpu: Gpu, step: StepName = "foretrain") -> t
 
 
 def letters_of(config: RunConfig, batch: int, block: int) -> dict[str, int]:
-    """Return the letters of the formulas that are sizes of the model and of its micro-batch.
-
-    E is a head's width padded to a multiple of 8, A that of all; K heads of keys are read by G of queries each.
-    """
+    """Return the letters of the formulas that are sizes of the model and of its micro-batch; E is a head's width padded
+    to a multiple of 8, A that of all; K heads of keys are read by G of queries each."""
     shape = ModelShape.of(config)
     padded = -(-shape.head_dim // 8) * 8
     return {

@@ -42,8 +42,6 @@ class StepMoments(Record):
 
 
 class _Recorder(Timeline):
-    """A timeline that writes down what is alive after each event of the steady step."""
-
     def __init__(self, symbols: dict[str, int], granule: int) -> None:
         super().__init__(symbols, granule)
         self.sums: Counter[str] = Counter()

@@ -194,7 +194,6 @@ class Timeline(Lifetimes):
         return self._peaks
 
     def empty_cache(self) -> None:
-        """What is free goes back to the card here."""
         self.emptied |= {len(self.events)}
 
     def at(self, moment: str) -> None:
@@ -224,7 +223,6 @@ class Timeline(Lifetimes):
         self._note()
 
     def free(self, *tensors: Tensor | None) -> None:
-        """Tensors die; None is allowed, for what a variant does not have."""
         if self._climbing:
             self._settle()
         for tensor in tensors:
@@ -236,8 +234,7 @@ class Timeline(Lifetimes):
                 del self._living[serial]
 
     def play(self, passage: Passage, number: int, before: int = 0, given: Sequence[Tensor] = ()) -> int:
-        """A part of a passage at once. Returns what to add to its serial numbers; `before`: what that was for the part
-        before this one; `given`: what was there before the passage."""
+        """Play a part of a passage; return what to add to its serials. `before`: that of the part before this one."""
         part, kinds = passage.parts[number], passage.kinds
         if self._climbing:
             self._settle()
@@ -268,7 +265,6 @@ class Timeline(Lifetimes):
         return shift
 
     def _end(self, part: Part, given: Sequence[Tensor], first: int, shift: int, before: int) -> None:
-        """The events of a part of a passage that ends what was there before it."""
         for event in part.events:
             serial = event if event >= 0 else ~event
             if serial < len(given):
@@ -293,10 +289,8 @@ class Timeline(Lifetimes):
         return len(self.events), len(self.sizes)
 
     def repeat(self, since: tuple[int, int]) -> dict[int, Tensor] | None:
-        """Repeat all that happened since a `now()`, none of it higher; None, and nothing done, where sizes differ.
-
-        Returns what lives on, by serial, with its successor, which the repetition takes for it.
-        """
+        """Repeat all since a `now()`, none of it higher; return what lives on, by serial, with its successor. None, and
+        nothing done, where sizes differ."""
         events, first = self.events[since[0] :], since[1]
         found = sorted(~event for event in events if event < 0 and ~event < first)
         left = sorted(serial for serial in self._living if serial >= first)
@@ -313,7 +307,6 @@ class Timeline(Lifetimes):
         return successors
 
     def living(self) -> Iterator[Kind]:
-        """Of what there is something now."""
         return (kind for kind in self._kinds.values() if kind.count)
 
     def _kind(self, component: str, size: Size) -> Kind:

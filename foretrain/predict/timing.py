@@ -14,10 +14,8 @@ NO_TIME = Range(low_s=0.0, expected_s=0.0, high_s=0.0)
 
 
 class Timing(Spending):
-    """Times of a run. `total_s` None: the number of steps is unknown; energy and money are those of one step.
-
-    `mfu`: the share of the card's peak of what the model needs; `hfu`: of all that runs. `save_s`: one checkpoint.
-    """
+    """Times of a run. `total_s` None: the number of steps is unknown; energy and money are those of one step. `mfu`:
+    the share of the card's peak of what the model needs; `hfu`: of all that runs. `save_s`: one checkpoint."""
 
     source: TimingSource = "estimated"
     step_s: Range

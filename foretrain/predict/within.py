@@ -24,10 +24,7 @@ TOO_SMALL_FINE_TUNING = {
 
 class Within(Record):
     """What fits in a limit, also by the forecast's high (`steps_cautious`) and low end. `tokens`: of `steps` full
-    steps.
-
-    `plan`: with the steps that fit; `changed`: options that follow them; `asked_steps`: before, where known.
-    """
+    steps; `changed`: options that follow them; `asked_steps`: before, where known."""
 
     limit: Limit
     steps: int

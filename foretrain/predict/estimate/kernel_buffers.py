@@ -87,11 +87,8 @@ class Dimension(NamedTuple):
 def reduction_bytes(
     processors: Processors, inner: Iterable[Dimension], outer: Iterable[Dimension], partial_bytes: int, offset: int = 0
 ) -> list[int]:
-    """Return bytes of partial results and of counters; [] where one block does each result.
-
-    `inner`: the dimensions that are summed; `partial_bytes`: of one thread's part; `offset`: in its storage, in
-    elements.
-    """
+    """Return bytes of partial results and of counters; [] where one block does each result. `inner`: dimensions summed;
+    `partial_bytes`: of one thread's part; `offset`: in its storage, in elements."""
     inner, outer = _merged(inner), _merged(outer)
     inputs, outputs = math.prod(d.size for d in inner), math.prod(d.size for d in outer)
     if inputs <= MOST_A_THREAD or not outputs:

@@ -1,9 +1,5 @@
-"""What one rank of several keeps between micro-batches: its weights, its optimizer states, DDP's buckets. No torch.
-
-It is the rank with most: rank 0 where weights are cut, with ZeRO-1 the one that is dealt the most.
-
-torch/nn/parallel/distributed.py, torch/distributed/optim/zero_redundancy_optimizer.py.
-"""
+"""What the rank with most (where weights are cut rank 0, with ZeRO-1 the one that is dealt the most) keeps between
+micro-batches. No torch. torch/nn/parallel/distributed.py, torch/distributed/optim/zero_redundancy_optimizer.py."""
 
 from collections.abc import Sequence
 
@@ -20,11 +16,8 @@ BROADCAST_BYTES, BROADCASTS = 250 * MIB, 2
 
 
 class Buckets:
-    """DDP's, of the gradients of these bytes in the order of the model's parameters. `whole`: all of them as one.
-
-    Where it `looks_for_unused` parameters, buckets are of 25 MiB. Else there is one at first, and those after the first
-    step in the order of gradients (reducer.cpp, rebuild_buckets).
-    """
+    """DDP's, of gradients in the order of parameters: of 25 MiB where it `looks_for_unused`; else one (`whole`) at
+    first, then others in the order of gradients (reducer.cpp, rebuild_buckets)."""
 
     def __init__(
         self, t: Timeline, sizes: Sequence[int], whole: Size | None = None, *, looks_for_unused: bool = False
@@ -57,12 +50,9 @@ class Buckets:
 
 
 class Rank:
-    """What a rank holds of a model with these parameters; without `sharing` it is the only one, and holds all.
-
-    `letters`: Pb and Pr, the weights of a block and around the blocks, with what is added to cut them; Sb, Sr and S,
-    one piece of a block's, of the others and of all; Z, those whose states ZeRO-1 deals to it. `stepped`: what it
-    changes.
-    """
+    """What a rank holds of a model; without `sharing` all. `letters`: Pb and Pr, the weights of a block and around the
+    blocks, with what is added to cut them; Sb, Sr and S, one piece of a block's, of the others and of all; Z, those
+    whose states ZeRO-1 deals to it. `stepped`: what it changes."""
 
     def __init__(self, sharing: Sharing | None, shape: ModelShape) -> None:
         self.sharing = sharing
@@ -91,7 +81,6 @@ class Rank:
 
     @property
     def weight(self) -> str:
-        """The letter of the weights that stay here."""
         return "S" if "S" in self.letters else "P"
 
     def letter(self, letter: str) -> str:

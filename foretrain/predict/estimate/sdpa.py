@@ -1,7 +1,5 @@
-"""Which kernel scaled_dot_product_attention takes: one choice, for the estimate and for traces. No torch.
-
-aten/src/ATen/native/transformers/cuda/sdp_utils.cpp. The path called math writes the B x H x T x T scores out.
-"""
+"""Which kernel scaled_dot_product_attention takes (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp). No torch. The
+path called math writes the B x H x T x T scores out."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
@@ -15,10 +13,7 @@ WITH_CUDNN = ("cudnn", "flash", "efficient", "math")
 
 
 class Call(NamedTuple):
-    """A call of scaled_dot_product_attention. Of three: queries, keys, values.
-
-    `dense`: four dimensions, the last one in one piece; `learns`: with backward; `strict`: deterministic only.
-    """
+    """A call, of queries, keys, values. `dense`: the last dimension is in one piece; `strict`: deterministic only."""
 
     dtype: str
     widths: tuple[int, int, int]
@@ -38,7 +33,6 @@ class Call(NamedTuple):
 
     @property
     def same_heads(self) -> bool:
-        """Whether there are as many heads of keys as of queries."""
         return self.heads[0] == self.heads[1] == self.heads[2]  # sizes of a trace may be symbols, without a hash
 
     @property

@@ -1,8 +1,5 @@
-"""A run as the ledger sees it: the phases in their real order, with what stays alive between them. No torch.
-
-It writes three optimizer steps of at most three micro-batches on a card, as `predict/trace/drive.py` traces them, since
-what the allocator reserves settles there; on a CPU fewer.
-"""
+"""A run as the ledger sees it: three steps of at most three micro-batches in their real order, as in
+predict/trace/drive.py, since what the allocator reserves settles there; on a CPU fewer. No torch."""
 
 from typing import Any
 
@@ -44,10 +41,9 @@ def granule_of(gpu: Gpu) -> int:
 def symbols_of(spec: StepSpec, batch: int, block: int) -> dict[str, int]:
     """The letters of the formulas: those of `letters_of`, and what kernels take on this device.
 
-    kept: scores of model/attention.py that wait for backward; group, halfgroup: those of a group of heads, by width. m:
-    tokens in one of Inductor's chunks of the loss. L2: the cache. flash, split: inside flash attention, backward and
-    forward; sums1 to sums4: inside the sum that is the gradient of a bias of so many C. Optimizers add their own.
-    """
+    kept: scores of model/attention.py that wait for backward; group, halfgroup: those of a group of heads, by width; m:
+    tokens in one of Inductor's chunks of the loss; L2: the cache; flash, split: inside flash attention, backward and
+    forward; sums1 to sums4: inside the sum that is the gradient of a bias of so many C. Optimizers add their own."""
     gpu, shape = spec.gpu, ModelShape.of(spec.config)
     letters = letters_of(spec.config, batch, block)
     flash = gpu.capability >= (8, 0)
@@ -71,9 +67,7 @@ def symbols_of(spec: StepSpec, batch: int, block: int) -> dict[str, int]:
 
 
 def weight_widths(spec: StepSpec) -> tuple[int, ...]:
-    """Return bytes of a parameter in each copy on the device: what runs, and an updated fp32 twin (on a CPU also of a
-    host's).
-    """
+    """Return bytes of a parameter in each copy: what runs, an updated fp32 twin (on a CPU a host's, too)."""
     narrow = spec.config.master_weights and spec.half
     runs = 2 if narrow else 4
     return (runs, 4) if (narrow or spec.config.optimizer_offload) and not spec.offloads else (runs,)
@@ -192,7 +186,6 @@ class SimulatedRun:
         return True
 
     def optimize(self, *, first: bool) -> None:
-        """The optimizer's states, which appear in its first step, and what each step takes for a moment."""
         if first and not self.spec.updates_in_backward and not self.graphed:  # else they are there
             self.moments()
         if self.optimizer.passing:
@@ -231,7 +224,6 @@ class SimulatedRun:
         self.evaluate("evaluate_first")
 
     def finish(self) -> dict[str, Peak]:
-        """All that follows `begin`; the highest moment of each phase."""
         self.train("first_step")
         self.t.phase("steady_step")
         self.step.left += self.rank.rebuilt(keeps=self.keeps)

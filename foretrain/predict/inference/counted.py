@@ -1,7 +1,5 @@
-"""The facts of a model that generates text: from its config.json, else counted in the class that transformers builds.
-
-Counting needs no card and no weights: predict/trace/finetune/counted.py does it on the meta device, in a child process.
-"""
+"""The facts of a model that generates text: from its config.json, else counted in the class that transformers builds,
+on the meta device (predict/trace/finetune/counted.py)."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -41,10 +39,7 @@ class CountRequest:
 
 
 def facts_to_generate(source: ModelSource) -> ModelFacts:
-    """Return a model's facts where it is to generate text: also of families that are not planned for training.
-
-    Raises UserError for a model that cannot be counted.
-    """
+    """Return a model's facts, also of families not trained here. Raises UserError for what cannot be counted."""
     found = source.facts or facts_of(source.config, source.where, LATENT_FAMILIES)
     if found and not found.quantization and IN_FOUR_BITS.search(source.where):  # a preset under its copy's name
         return found.model_copy(update={"quantization": FOUR_BITS, "published": "nf4_dq"})

@@ -1,5 +1,4 @@
-"""`InferencePlan`: what it takes to generate text with a model on a card, as one record; `RunnableModels`: which models
-run there. Instant, without torch."""
+"""`InferencePlan`: what it takes to generate text on a card; `RunnableModels`: which models run there. No torch."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
@@ -42,8 +41,7 @@ from foretrain.predict.timing import PRICES
 
 
 class Smallest(Record):
-    """Where no change fits: the weights of fewest bits, what they need with this context and batch, and the smallest
-    card of the catalogue that has room for them. `card` "": none has, or the device is not a card."""
+    """Where no change fits: weights of fewest bits, their need, the smallest card with room (`card` "": none has)."""
 
     weights: str
     needed_bytes: int
@@ -61,12 +59,8 @@ class FormatFit(Record):
 
 
 class InferencePlan(PlanRecord):
-    """The forecast of one model, one way to run it, one card. `asked` has all its values.
-
-    `longest_context`: tokens of a text that fit with this batch, at most what the model can have; `largest_batch`:
-    texts that fit with this context; both with room to spare. 0 where not even one does, None where the memory to fit
-    in is not known. `formats`: what each way to store the weights comes to, where none was asked for.
-    """
+    """The forecast of one model, one way to run it, one card. `longest_context` and `largest_batch`: what fits, with
+    room to spare; 0 where nothing does, None where the memory is not known. `formats`: of each way to store weights."""
 
     kind: Literal["generation"] = "generation"
     name: str
@@ -98,8 +92,7 @@ class InferencePlan(PlanRecord):
 def plan(
     source: ModelSource, asked: Inference, gpu: Gpu, *, used_by_others_bytes: int = 0, prices: Prices = PRICES
 ) -> InferencePlan:
-    """The forecast. Where nobody says how weights are stored, they are as published if that fits, else in the most bits
-    that do. Raises UserError for what cannot be asked."""
+    """Forecast; weights by default as published if that fits, else in the most bits that do. Raises UserError."""
     facts = facts_to_generate(source)
     found = _plan(source, facts, asked, gpu, used_by_others_bytes, prices)
     if asked.weights or facts.published or found.available_bytes is None:
@@ -198,8 +191,7 @@ _STEP = 256  # tokens; a proposed context is a multiple of it where that leaves 
 
 
 class Search:
-    """One model, one way to run it and a device: what fits there. `prompt`: as given, 0 for the usual one. `fewer`:
-    formats of fewer bits, the most first."""
+    """One model, a way to run it, a card: what fits. `prompt`: 0 for the usual one; `fewer`: formats of fewer bits."""
 
     def __init__(self, facts: ModelFacts, asked: Inference, prompt: int, gpu: Gpu, available_bytes: int | None) -> None:
         self._facts, self._asked, self._prompt, self._gpu = facts, asked, prompt, gpu
@@ -240,8 +232,7 @@ class Search:
         return FormatFit(weights=weights, needed_bytes=needed, longest_context=longest, tokens_per_s=rate)
 
     def fitting(self) -> dict[str, int | str] | None:
-        """Weights in fewer bits, the most bits that fit; else fewer texts or a shorter context, in the weights that
-        were asked for if that is enough. None where nothing fits."""
+        """Weights in fewer bits, the most that fit; else fewer texts or a shorter context. None where nothing fits."""
         for name in self.fewer:
             if self.fits(weights=name):
                 return {"weights": name}
@@ -280,13 +271,11 @@ class Search:
         return None if context < least_context else {"context": max(least_context, context - context % _STEP)}
 
     def fits(self, **changes: int | str) -> bool:
-        """Whether it fits with these changes."""
         return self.memory(changes).verdict == "fits"
 
     def memory(
         self, changes: Mapping[str, int | str], gpu: Gpu | None = None, available_bytes: int | None = None
     ) -> RunMemory:
-        """Return what is needed with these changes, on another card where one is given."""
         room = available_bytes if gpu else self._available_bytes
         asked, engine = _changed(self._asked, self._prompt or USUAL_PROMPT, changes)
         return memory_of(self._facts, asked, engine, gpu or self._gpu, room)

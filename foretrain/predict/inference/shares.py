@@ -1,15 +1,10 @@
 """What each of several cards holds of a model that generates text, and what they wait for each other.
 
-layer: whole layers a card, the embedding on the first and the head on the last, which a text passes one after the
-other. llama.cpp gives each card as many of the layers and the head, together, as its memory is of all (`--split-mode
-layer`, src/llama-model.cpp load_tensors), and each its buffers for a prompt; PyTorch is planned as vLLM's pipelines
-(vllm/distributed/utils.py get_pp_indices): what does not divide goes to the middle.
-
-tensor: vLLM's --tensor-parallel-size. Queries, keys, values and what widens are divided by their outputs, what narrows
-by its inputs, the vocabulary by its rows, made a multiple of 64 (layers/linear.py, vocab_parallel_embedding.py). Norms,
-routers, the compression of MLA and biases behind a sum are whole on each card; so is a head of keys that has to serve
-several cards. After each attention and each MLP the cards sum what they have.
-"""
+layer: whole layers a card, by llama.cpp in proportion to memory (`--split-mode layer`, src/llama-model.cpp
+load_tensors), by vLLM's pipelines in equal parts, the rest in the middle (vllm/distributed/utils.py get_pp_indices).
+tensor: vLLM's --tensor-parallel-size, the vocabulary in multiples of 64 (layers/linear.py,
+vocab_parallel_embedding.py); norms, routers, MLA's compression and a head of keys for several cards are whole on each.
+After each attention and MLP the cards sum what they have."""
 
 from collections.abc import Iterator
 from functools import lru_cache
@@ -33,8 +28,7 @@ FUSED = ("c_attn", "qkv_proj", "query_key_value")  # queries, keys and values
 
 
 class Share(NamedTuple):
-    """One card's: parameters that it stores, its layers, numbers of a token in one layer's cache, and whether it has
-    the head. `parts`: into how many the model's width is divided inside a layer."""
+    """One card's parameters, layers, numbers of a token in a layer's cache. `parts`: of the width inside a layer."""
 
     counts: ParameterCounts
     layers: range
@@ -49,7 +43,6 @@ def cards_of(asked: Inference, gpu: Gpu) -> Cluster | None:
 
 
 def shares_of(facts: ModelFacts, world: int, split: str, engine: Engine) -> tuple[Share, ...]:
-    """Return the shares of unlike cards, in their order."""
     return _shares(facts, world, split, engine)  # type: ignore[arg-type] # a frozen record is hashable
 
 
@@ -68,11 +61,8 @@ def _shares(facts: ModelFacts, world: int, split: str, engine: Engine) -> tuple[
 
 
 def card_and_host(facts: ModelFacts, asked: Inference) -> tuple[Share, Share] | None:
-    """Return what llama.cpp puts on the card and what stays in the computer's memory; None where nothing has to.
-
-    The last layers are on the card, the head with them, and of those named by --n-cpu-moe all but the experts
-    (src/llama-model.cpp load_tensors, common/arg.cpp). The embedding never is.
-    """
+    """Return what llama.cpp puts on the card and what stays in the computer's memory; None where nothing has to. The
+    last layers and the head are on the card, without --n-cpu-moe's experts (load_tensors, common/arg.cpp)."""
     return _card_and_host(facts, asked.n_gpu_layers, asked.n_cpu_moe) if asked.on_host else None  # type: ignore[arg-type]
 
 
@@ -173,11 +163,8 @@ def context_of(asked: Inference, gpu: Gpu) -> Context:
 
 
 def waits_s(facts: ModelFacts, asked: Inference, gpu: Gpu, tokens: int) -> tuple[float, float, float]:
-    """Return seconds that so many tokens at once wait for other cards: with fast, usual and slow links.
-
-    tensor: two sums a layer and one of the embedding, and all logits of each text gathered. layer: a text is sent from
-    each card to the next.
-    """
+    """Return seconds that so many tokens at once wait for other cards, with fast, usual and slow links: two sums a
+    layer, one of the embedding, and logits gathered (tensor), or a text sent to the next card (layer)."""
     cards = cards_of(asked, gpu)
     if cards is None:
         return 0.0, 0.0, 0.0

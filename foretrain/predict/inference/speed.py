@@ -1,23 +1,10 @@
 """How fast a card generates: a token takes as long as what it reads, at a share of the bandwidth, and a time a layer.
 
-One text at a time reads every weight for every token, and the keys and values of all tokens before it:
-
-    t = max(weights / (S·bandwidth), unpacking) + cache / (S_kv·bandwidth) + layers · L
-
-Unpacking is what quantized weights take in llama.cpp: a multiprocessor unpacks so many in a clock, which holds back
-cards with much bandwidth for their clock (A100). With several texts weights are read once for all; then products take
-over.
-
-What stays in the computer's memory is read there, after what is on the card. How fast is a range: seven speeds with one
-processor (rows `host`) chose its shares of what the memory has, 51 GB/s of dual-channel DDR4-3200 to 96 of DDR5-6000.
-For a prompt it goes to the card, 512 tokens at a time.
-
-Several cards that hold whole layers read one after the other, so a token takes as long as on one of them; where every
-matrix is divided, each reads its part. What they wait for each other is added.
-
-The constants come from the rows `tune` of benchmarks/published_inference.csv; `held out` rows chose nothing. What came
-out stands in docs/inference.md.
-"""
+t = max(weights / (S·bandwidth), unpacking) + cache / (S_kv·bandwidth) + layers · L of one text at a time; unpacking is
+of quantized weights in llama.cpp. With several texts weights are read once for all. What stays in the computer's memory
+is read there afterwards, at shares from seven speeds (rows `host`) of 51 GB/s of DDR4-3200 to 96 of DDR5-6000; for a
+prompt it goes to the card, 512 tokens at a time. Cards with whole layers read one after the other, else each its part.
+Constants come from the rows `tune` of benchmarks/published_inference.csv, none from `held out` (docs/inference.md)."""
 
 from typing import Any
 
@@ -42,9 +29,8 @@ UNPACKED_MORE = 0.17  # of that time, for each further text at once (RTX 3090, g
 HBM_SHARE, HBM_BUS_BITS = 0.834, 3000
 # torchao's kernels against bf16's; of fp8 and of what repositories publish nobody says: those of as many bits
 KERNEL_SHARE = {"int8": 0.88, "int4": 0.61, "fp8": 0.88, "w8": 0.88, **dict.fromkeys(PUBLISHED[1:], 0.61)}
-# For a prompt, of what products reach at most: the dense peak of half precision with fp32 sums. llama.cpp's kernels
-# take no more of a multiprocessor than a GeForce card's has, also of an A100's. Of PyTorch beyond GeForce no row is
-# known: a guess.
+# Shares for a prompt, of the dense peak of half precision with fp32 sums. llama.cpp's kernels take no more of a
+# multiprocessor than a GeForce card's has. Of PyTorch beyond GeForce no row is known: a guess.
 PROMPT_SHARE, ATTENTION_SHARE, PROMPT_SHARE_PYTORCH = 0.9, 0.4, 0.5
 GEFORCE_FLOP_PER_CLOCK = 512
 # For several texts at once llama.cpp's tensor-core kernels reach less, and pad them to about so many (RTX 4090,
@@ -201,7 +187,6 @@ def has_hbm(gpu: Gpu) -> bool:
 
 
 def product_flop_per_s(gpu: Gpu, engine: Engine) -> float:
-    """What an engine's products could reach on a card."""
     peak = gpu.peak_flop_per_s("bfloat16" if gpu.supports_bf16 else "float16") or 1.0
     if engine == "llama.cpp":
         return min(peak, GEFORCE_FLOP_PER_CLOCK * clocks_per_s(gpu))
@@ -237,26 +222,19 @@ def host_weights_bytes(facts: ModelFacts, asked: Inference) -> int:
     )
 
 
-# What generation needs on a card: weights, KV cache, what a prompt is computed in, CUDA context.
-#
-# Weights and cache are counted (Llama 3 8B in q4_0: 4155.99 MiB on the card by llama.cpp's log, #9881). What a prompt
-# is computed in follows the engine: llama.cpp takes 512 tokens of a prompt at one time, in a buffer for their logits
-# and width (258.5 MiB of Llama 3 8B, as its log says); PyTorch takes the prompt as a whole, and holds the widest
-# layer's input and outputs.
-
+# What generation needs on a card. Llama 3 8B in q4_0 has 4155.99 MiB there (llama.cpp's log, #9881), and 258.5 MiB in a
+# buffer for 512 tokens of a prompt; PyTorch takes the prompt as a whole, with the widest layer's input and outputs.
 PROMPT_AT_ONCE = 512  # llama.cpp's --ubatch-size
 ACTIVATIONS_HIGH = 2.0  # what kernels and the allocator add to the widest layer; an allowance, not measured
 
 
 def weights_bytes(facts: ModelFacts, share: Share, weights: str) -> int:
-    """Parameters as they are stored on the card. llama.cpp leaves the embedding on the host and has a tied head for
-    itself; PyTorch has all of them, a tied head once."""
+    """Parameters on the card: llama.cpp's without the embedding, with a copy of a tied head; PyTorch's all, once."""
     stored = zip(share.counts, bits_of(facts, weights), strict=True)
     return round(sum(count * bits for count, bits in stored) / 8)
 
 
 def cache_bytes(facts: ModelFacts, asked: Inference, share: Share) -> int:
-    """Keys and values of all texts at their full length."""
     numbers = facts.cached_numbers(asked.context, share.layers, share.kv_numbers)
     return round(asked.batch * (numbers * CACHES[asked.kv] / 8 + facts.state_bytes(share.layers)))
 
@@ -275,8 +253,7 @@ def _activations_bytes(facts: ModelFacts, asked: Inference, engine: Engine, shar
 def memory_of(
     facts: ModelFacts, asked: Inference, engine: Engine, gpu: Gpu, available_bytes: int | None = None
 ) -> RunMemory:
-    """Return what an `asked` with all its values needs, of several cards the one with most, with its verdict where the
-    memory to fit in is known."""
+    """Return what an `asked` with all its values needs on the card with most, judged where its memory is known."""
     card, context = gpu.kind != "cpu", context_of(asked, gpu)
     _, share, sizes = neediest_card(facts, asked, engine)
     formulas = (

@@ -1,9 +1,6 @@
-"""Bits that a model's weights take as files store them: of llama.cpp's mixtures by the type that each tensor gets.
-
-The rules are those of llama_tensor_get_type in ggml-org/llama.cpp, src/llama-quant.cpp (commit 007dbbf, 2026); sizes of
-blocks those of ggml/src/ggml-common.h. Formats with an i below four bits are planned with an importance matrix, as
-files are published, the others without. Published weights leave what their config.json excepts in 16 bits.
-"""
+"""Bits that a model's weights take as files store them, by llama_tensor_get_type of ggml-org/llama.cpp,
+src/llama-quant.cpp (commit 007dbbf, 2026) and ggml/src/ggml-common.h. Formats with an i below four bits are planned
+with an importance matrix; published weights leave what their config.json excepts in 16 bits."""
 
 import re
 from collections import Counter, defaultdict

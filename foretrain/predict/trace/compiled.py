@@ -1,9 +1,5 @@
-"""torch.compile for a stand-in card: Inductor runs for it, and its wrapper runs on fake tensors.
-
-Dynamo, AOTAutograd, the partitioner, the scheduler and the code generator are the real ones. Only the Triton kernels do
-nothing, so buffers and their reuse are those of the card. Importing this takes as long as Inductor does, so session.py
-does it for a compiled trace only.
-"""
+"""torch.compile for a stand-in card: Inductor is real, its Triton kernels do nothing, its wrapper runs on fake tensors.
+Importing this takes as long as Inductor does, so session.py does it for a compiled trace only."""
 
 import contextlib
 import re
@@ -37,9 +33,8 @@ from foretrain.predict.trace.card.torch_cuda import Card, Generator, Memory
 from foretrain.predict.trace.kernels.temporaries import Workspace, torch_version
 from foretrain.predict.trace.tracer import Tracer
 
-# The memory of Inductor's measurements: kernel configs, and matmuls with padded sides. Both run on the card while a
-# step compiles or first runs. Between timed runs a measurement writes a buffer as large as the card's cache
-# (torch/_inductor/runtime/benchmarking.py, benchmark_gpu), or Triton's with do_bench.
+# Inductor measures kernel configs, and matmuls with padded sides. Between timed runs a measurement writes a buffer as
+# large as the card's cache (torch/_inductor/runtime/benchmarking.py, benchmark_gpu), or Triton's with do_bench.
 TRITON_BUFFER_BYTES = 256 * MIB  # triton/backends/nvidia/driver.py, get_empty_cache_for_benchmark
 HEURISTICS = ("pointwise", "reduction", "cooperative_reduction", "persistent_reduction", "split_scan")
 
@@ -56,10 +51,8 @@ class TritonConfig:
 
 @dataclass(frozen=True)
 class KernelConfigs:
-    """The configs of a kernel that Inductor tries, and the positions of the arguments it changes.
-
-    `spares`: whether copies of those may go to the host; only in backward passes and without gradients.
-    """
+    """Configs of a kernel that Inductor tries, and positions of the arguments it changes. `spares`: whether copies of
+    those may go to the host; only in backward passes and without gradients."""
 
     count: int
     changes: tuple[int, ...]
@@ -127,10 +120,7 @@ class Autotuning:
             self._bench(lambda sizes=copies: self._give([self._take(each, name) for each in sizes]), name)
 
     def _that_fit(self, changed: list[int]) -> list[int]:
-        """Return bytes of the copies on the card: those that leave the run's peak as it is. Others go to the host.
-
-        The buffer of a first config can be that peak: a second then has room (copy_args_to_cpu_if_needed).
-        """
+        """Return bytes of copies that leave the peak as it is; others go to the host (copy_args_to_cpu_if_needed)."""
         allocator = self.memory.now()
         budget, copies = allocator.peak_allocated_bytes - allocator.allocated_bytes, []
         for nbytes in changed:
@@ -140,11 +130,8 @@ class Autotuning:
         return copies
 
     def padding(self, match: Any, mat1: Tensor, mat2: Tensor, op: Any, input: Tensor | None = None) -> bool:
-        """Return whether a matmul with an unaligned side is padded: `pads`, where Inductor measures it.
-
-        It measures both on its own matrices, and caches the result by shape (fx_passes/pad_mm.py, _should_pad). Which
-        matmuls it measures depends on the card's clocks from nvidia-smi; where it cannot ask, it measures all, as here.
-        """
+        """Return whether an unaligned matmul is padded: `pads`, where Inductor measures (fx_passes/pad_mm.py,
+        _should_pad). It measures all where nvidia-smi has no clocks, as here."""
         m, k, n = _hint(mat1.shape[-2]), _hint(mat1.shape[-1]), _hint(mat2.shape[-1])
         if not pad_mm.is_mm_compute_bound(m, k, n, mat1.dtype):
             return False
@@ -365,9 +352,7 @@ def _optimizer_patch(patches: Patches, tracer: Tracer | None) -> None:
 
 
 def _symbolic_patch(patches: Patches) -> None:
-    """Keep Dynamo's fake tensors from caching results for symbolic shapes: within a trace's fake mode one graph's
-    symbols are compared with another's, which torch takes for an error.
-    """
+    """Keep Dynamo from caching fake results of symbolic shapes: torch rejects comparing two graphs' symbols."""
     validate = getattr(fake_tensor.FakeTensorMode, "_validate_cache_key", None)
     if validate is None:
         return
@@ -413,10 +398,8 @@ def _code_patches(patches: Patches, tracer: Tracer | None, tuning: Autotuning | 
 def compiling(
     card: Card | None, tracer: Tracer | None = None, *, pads: bool = False, memory: Memory | None = None
 ) -> Iterator[None]:
-    """Let torch.compile work for a stand-in card, or for a CPU without its compiler (card None).
-
-    `pads`: the assumed result of pad_mm's measurements. `memory`: the card's, to trace Inductor's measurements.
-    """
+    """Let torch.compile work for a stand-in card, or for a CPU without its compiler (card None). `pads`: the assumed
+    result of pad_mm's measurements; `memory`: the card's, to trace Inductor's measurements."""
     torch._dynamo.reset()
     if torch_version() < OLDEST_THAT_COMPILES:  # or an uncompiled step would count as a compiled one
         least = ".".join(map(str, OLDEST_THAT_COMPILES))

@@ -1,9 +1,5 @@
-"""The traced runs: foretrain's own step and nanoGPT's, each with evaluation and saving in their real place.
-
-Three optimizer steps, of at most three micro-steps each: Adam's states appear at the end of the first, gradients
-accumulate from the second micro-step on, and what the allocator reserves settles in the third. A step that becomes one
-CUDA graph has three before it is recorded, and one after it.
-"""
+"""The traced runs, foretrain's and nanoGPT's, each with evaluation and saving: three optimizer steps of at most three
+micro-steps, as the allocator's reserve settles in the third; with a CUDA graph one more after it is recorded."""
 
 import contextlib
 import functools
@@ -49,9 +45,7 @@ class Job:
         return min(MICRO_STEPS, self.config.gradient_accumulation_steps)
 
     def batch(self, rows: int, block: int, *, cut: bool = False) -> tuple[Tensor, Tensor]:
-        """Return token ids and targets, int64, one storage each; `cut` out of rows of block + 1, as in
-        data/batches.py.
-        """
+        """Return ids and targets, int64, one storage each; `cut` out of rows of block + 1, as in data/batches.py."""
         if cut:
             data = self._tokens(torch.zeros(rows, block + 1, dtype=torch.int64, device=self.device))
             return self._tokens(data[:, :-1].contiguous()), self._tokens(data[:, 1:].contiguous())

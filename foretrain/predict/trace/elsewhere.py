@@ -1,8 +1,5 @@
-"""`foretrain.trace`: any code on a stand-in card, here or in a process of the torch that will train. No torch.
-
-Code goes to another process by name: a script, or a function of a script or of a module. The result comes back as JSON.
-That process runs this file, too (`work`), and imports torch there.
-"""
+"""`foretrain.trace`: any code on a stand-in card, here or by name in a process of the torch that will train, which runs
+this file too (`work`) and returns JSON. No torch."""
 
 import importlib
 import json

@@ -22,9 +22,7 @@ Listener = Callable[[str], None]
 
 
 def requests_for(spec: StepSpec, rank: int = 0) -> list[Request]:
-    """Return one request, or more where only the card can tell: how pad_mm chooses for an unaligned vocabulary, and
-    when NCCL releases a bucket of DDP's.
-    """
+    """Return one request, or more where only the card can tell: pad_mm's choice, when NCCL releases a bucket."""
     unaligned = spec.compiled and spec.config.vocab_size % 8 != 0 and spec.half
     buckets = spec.sharing is not None and not spec.sharing.way.shards_weights
     either, no = (False, True), (False,)
@@ -39,9 +37,7 @@ REPLACED = ("vocab_unaligned", "matmul_in_ledger", "compiled_roughly")
 
 
 def traced(plan: Plan, settings: Settings | None = None, listen: Listener = lambda text: None) -> Plan:
-    """Return the plan with exact memory of both steps; where no trace can be made, the estimate stays and a note says
-    why.
-    """
+    """Return the plan with exact memory of both steps; without a trace the estimate stays and a note says why."""
     try:
         answers = answers_for(plan, [memory.step for memory in plan.memory if memory.step], settings, listen)
     except TraceUnavailable as error:
@@ -56,9 +52,7 @@ def traced(plan: Plan, settings: Settings | None = None, listen: Listener = lamb
 
 
 def other_torch(trains: str, traced: str, *, compiled: bool) -> tuple[Note, ...]:
-    """Return a note where another torch will train than traced. Uncompiled steps take the same in 2.6.0, 2.9.1 and
-    2.13.0, to the byte (tests/torch_versions); what Inductor fuses differs.
-    """
+    """Note that another torch will train; uncompiled, 2.6.0, 2.9.1 and 2.13.0 are equal (tests/torch_versions)."""
     wanted = software.parse(trains)
     if wanted is None or wanted == software.parse(traced):
         return ()
@@ -117,7 +111,6 @@ class Asking(Request):
         return {**super().job(), "question": self.question.told() if self.question else {}}
 
     def key(self) -> str:
-        """Return the hash of its trace, which the question does not change."""
         return self.plain.key()
 
     def whole(self, trace: Trace) -> Trace:
@@ -128,10 +121,7 @@ class Asking(Request):
 def answers_for(
     plan: Plan, steps: list[StepName], settings: Settings | None, listen: Listener = lambda text: None
 ) -> list[Exact]:
-    """Return the exact memory of these steps under what the plan's card leaves; traced side by side.
-
-    Raises TraceUnavailable.
-    """
+    """Return these steps' exact memory under what the card leaves, traced side by side. Raises TraceUnavailable."""
     questions = [
         Question(
             tuple(requests_for(plan.spec(step))),
@@ -147,9 +137,7 @@ def answers_for(
 
 
 def answered(questions: Sequence[Question], listen: Listener) -> list[Exact]:
-    """Return the answers, from the cache where known; one whose traces are there is made while others are traced.
-    Raises TraceUnavailable.
-    """
+    """Return the answers, from the cache where known, each made while others are traced. Raises TraceUnavailable."""
     answers = {number: service.recalled(each.key(), Exact) for number, each in enumerate(questions)}
     asked = [(n, request) for n, each in enumerate(questions) if answers[n] is None for request in each.asked()]
     if len({request.key() for _, request in asked}) < len(asked):  # several questions about one trace
@@ -205,9 +193,7 @@ def trace_ranks(
     settings: Settings | None = None,
     listen: Listener = lambda text: None,
 ) -> list[RanksExact]:
-    """Return the exact memory of each shared step under what its card leaves, all traced side by side. What cannot be
-    traced has its reason. `asked`: each step with its estimate.
-    """
+    """Return each shared step's exact memory, or why it was not traced. `asked`: each step with its estimate."""
     ranks = [ranks_to_trace(spec) for spec, _ in asked]
     questions = [
         [Question(tuple(requests_for(spec, rank)), ledger, available_bytes, capped, settings) for rank in its]

@@ -1,8 +1,5 @@
-"""Work in a forked child, so that its effects on the process stay there.
-
-A fork and no new interpreter: the function may come from a notebook, where nothing can be imported, and may use what is
-in memory. Only its result or error comes back.
-"""
+"""Work in a forked child, so that its effects stay there and a function may come from a notebook, which has no name to
+import. Only its result or error comes back."""
 
 import contextlib
 import os
@@ -23,9 +20,7 @@ class ChildDied(RuntimeError):
 
 
 def in_child(work: Callable[[], T]) -> T:
-    """Return what `work` returns, run in a forked child. Raises what it raises, with the child's traceback as a note,
-    and ChildDied where the child is killed.
-    """
+    """Return what `work` returns in a forked child, or raise its error, or ChildDied where it is killed."""
     reading, writing = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,9 +1,5 @@
-"""A trace of a model with all of its layers, from two traces of it with fewer. No torch.
-
-Equal layers make equal requests. The longer trace has one more group of layers than the shorter one: what it has more
-is the group's part in each pass, which is repeated where the same part stands beside it. Sizes that grow with the
-number of layers, such as a list of all norms, grow by as much for each group.
-"""
+"""A trace of a model with all of its layers, from two with fewer: what the longer one has more is a group's part in
+each pass, which is repeated; sizes that grow with the layers grow by as much for each group. No torch."""
 
 import re
 from collections import defaultdict
@@ -22,11 +18,8 @@ MARKS = ("phase", "moment", "micro_batch", "emptied")
 
 @dataclass(frozen=True)
 class Cut:
-    """A model whose lists of equal layers were cut.
-
-    `lists`: their names. The longer trace has layers `first` to `first + group`, the shorter one does not, and the
-    whole model has `times` groups in their place.
-    """
+    """A model whose `lists` of equal layers were cut. The longer trace has layers `first` to `first + group`, the
+    shorter one does not, and the whole model has `times` groups in their place."""
 
     lists: tuple[str, ...]
     first: int

@@ -1,8 +1,5 @@
-"""Which Python traces: this one, or that of the environment that will train (`--python PATH`). No torch here.
-
-Allocations differ between versions of PyTorch: a trace with torch 2.13 of a run on 2.9 was 28% off. The other
-environment needs torch; what foretrain itself needs (pydantic) is borrowed from here where it lacks that.
-"""
+"""Which Python traces: this one, or that of the environment that will train (`--python PATH`), as allocations differ
+between versions of PyTorch: a trace with 2.13 of a run on 2.9 was 28% off. No torch here."""
 
 import contextlib
 import json
@@ -53,9 +50,7 @@ class Norm(NamedTuple):
 
 
 def notes(trace: Trace, trains: str = "") -> tuple[str, ...]:
-    """Return a sentence for each known difference that the step meets, with its size. `trains`: the version that will
-    train; '' is unknown, and the traced one is assumed.
-    """
+    """Return a sentence with its size for each known difference that the step meets. `trains`: '' is unknown."""
     traced, training = parse(trace.facts.get("torch", "")), parse(trains)
     if traced is None or (training is not None and training == traced):
         return ()
@@ -130,9 +125,8 @@ runpy.run_module(sys.argv[1], run_name="__main__", alter_sys=True)
 
 
 class Interpreter(NamedTuple):
-    """A Python that can trace: its path, its version, and that of its torch ('' without). `borrows`: packages that come
-    from this environment, after its own. `packages`: versions of FINE_TUNING, where it is not this Python.
-    """
+    """A Python that can trace: its path, its version, its torch's ('' without). `borrows`: packages from here, after
+    its own; `packages`: versions of FINE_TUNING, where it is not this Python."""
 
     path: str
     python: tuple[int, int]

@@ -1,9 +1,5 @@
-"""The trace's answer in the estimate's form: phases, components, needs, and a verdict by replay at the limit.
-
-Allocated is what the simulated allocator counts; reserved is its replay without a limit; the verdict replays the trace
-under what the card leaves. Where only the card can tell pad_mm's choice, or when NCCL releases a bucket, all traces are
-replayed: the need is their range and the verdict that of the worst one.
-"""
+"""The trace's answer in the estimate's form: phases, components, needs, and a verdict by replay under the card's limit.
+Of several traces, where only the card can tell, the need is their range and the verdict that of the worst one."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -32,11 +28,9 @@ class Exact(Record):
 
 
 def components(alive: Sequence[Allocation], allocated_bytes: int, formulas: Formulas) -> tuple[Component, ...]:
-    """Return rows of what is alive, largest first, with the estimate's ids.
-
-    They add up to what the allocator counts: `rounding` is what 512-byte rounding and unsplit remainders add.
-    `formulas`: (formula, bytes) of the estimate's components at the same moment; used where it agrees to 1%.
-    """
+    """Return rows of what is alive, largest first, with the estimate's ids; `rounding` is what 512-byte rounding and
+    unsplit remainders add. `formulas`: (formula, bytes) of the estimate at the same moment; used where it agrees to
+    1%."""
     sizes: Counter[str] = Counter()
     for allocation in alive:
         sizes[component_id(allocation)] += allocation.nbytes
@@ -67,9 +61,7 @@ def component_id(allocation: Allocation) -> str:
 
 
 def _formulas(ledger: RunMemory, phase: str) -> Formulas:
-    """Return (formula, bytes) of the estimate's components in a phase; under "activations" all kinds together, as
-    compiled kernels belong to no module.
-    """
+    """Return (formula, bytes) of a phase's components; "activations" are one, as compiled kernels have no module."""
     rows = {c.id: (c.formula, c.size_bytes) for p in ledger.phases if p.phase == phase for c in p.components}
     activations = [row for id, row in rows.items() if id.startswith("activations")]
     rows["activations"] = (" + ".join(formula for formula, _ in activations), sum(size for _, size in activations))
@@ -99,10 +91,7 @@ def replayed(
     available_bytes: int | None,
     order: Sequence[str] = PHASES,
 ) -> tuple[RunMemory, Death | None, list[Replay]]:
-    """Return the memory by these traces, where the run ends under what it may take, and each trace's replay with room.
-
-    `ledger`: the estimate, for phases that are not traced (resume). `order`: of the phases.
-    """
+    """Return the memory, where the run ends under its limit, and replays with room; `ledger` for phases not traced."""
     runs = [_with_room(each) for each in tried]
     worst = max(range(len(traces)), key=lambda i: (runs[i].peak_reserved_bytes, runs[i].peak_allocated_bytes))
     trace, run = traces[worst], runs[worst]
@@ -137,11 +126,8 @@ def exact(
     capped: bool = False,
     device_bytes: int | None = None,
 ) -> Exact:
-    """Answer from one trace, or from those that differ in what only the card can tell.
-
-    `available_bytes`: for the process, context included. `capped`: by the trainer, not by what the card has left.
-    `device_bytes`: the whole card's, for per_process_memory_fraction.
-    """
+    """Answer from one trace, or from those that differ in what only the card can tell. `available_bytes`: context
+    included; `capped`: by the trainer; `device_bytes`: the whole card's, for per_process_memory_fraction."""
     # The trainer's own call of set_per_process_memory_fraction overrides the setting.
     cap_bytes = None if capped or device_bytes is None else (settings or Settings()).cap_bytes(device_bytes)
     tried = [Tried(trace, settings, physical=not capped, cap_bytes=cap_bytes) for trace in traces]
@@ -176,9 +162,7 @@ def _with_room(tried: Tried) -> Replay:
 
 
 def end_of(tried: Tried, limit_bytes: int, run: Replay) -> Death | None:
-    """Return where it ends under a limit. `run`: its replay with room: the driver refuses nothing below what that
-    reserves.
-    """
+    """Return where it ends under a limit. `run`: its replay with room; the driver refuses nothing below its reserve."""
     if tried.physical and tried.cap_bytes is None and run.peak_reserved_bytes <= limit_bytes:
         return None
     return tried.death(max(0, limit_bytes))

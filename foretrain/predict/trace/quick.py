@@ -1,8 +1,5 @@
-"""Shortcuts that make a trace faster and change none of its bytes (tests/predict/trace/test_quick.py compares them).
-
-A traced step runs some ten thousand ops, and torch spends most of their time on questions that have one answer here.
-Layers are alike: an op's results for tensors of the same shapes repeat.
-"""
+"""Shortcuts that make a trace faster and change none of its bytes (tests/predict/trace/test_quick.py compares them):
+layers are alike, so an op's results for tensors of the same shapes repeat."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,9 +27,7 @@ _LIFTED = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.def
 
 
 def _tensor_key(tensor: FakeTensor) -> tuple[Any, ...]:
-    """Return all that torch's own key has of a tensor without symbols and with strides, in one tuple instead of 25
-    parts.
-    """
+    """Return all that torch's own key has of a tensor without symbols and with strides, in one tuple."""
     return (
         tensor.dtype, tensor.shape, tensor.stride(), tensor.fake_device, tensor.storage_offset(),
         tensor.untyped_storage().nbytes(), tensor.requires_grad, tensor.is_conj(), tensor.is_neg(),
@@ -63,9 +58,8 @@ def _key_parts(patches: Patches) -> None:
 
 
 class Place(NamedTuple):
-    """A result of an op. `source`: the argument that it is or shares memory with, None where it has its own. `shape` is
-    None where it is that tensor itself. `said`: a fake tensor's other attributes.
-    """
+    """A result of an op. `source`: the argument whose memory it shares, None for its own; `shape` None: that tensor
+    itself; `said`: a fake tensor's other attributes."""
 
     source: int | None
     shape: torch.Size | None = None
@@ -107,11 +101,8 @@ _NEW = Recipe(None, ())
 
 
 class Repeats:
-    """Results of ops on fake tensors by the shapes of their arguments, as in torch's own cache.
-
-    PyTorch reaches its cache only after two dispatches and twenty checks. It stores no lists, and no results that share
-    memory without being views (_unsafe_view, which ends every linear layer).
-    """
+    """Results of ops on fake tensors by their arguments' shapes. torch's own cache is slow, and stores no lists and no
+    results that share memory without being views (_unsafe_view, which ends every linear layer)."""
 
     def __init__(self) -> None:
         self.known: dict[tuple[Any, ...], Recipe | None] = {}

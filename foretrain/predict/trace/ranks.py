@@ -1,8 +1,5 @@
-"""One rank of many, traced: a process group without peers, and what DDP asks of real tensors.
-
-PyTorch's own "fake" group (torch/testing/_internal/distributed/fake_pg.py) returns each collective's result in the
-right shape at once. DTensor and meshes are in subclasses.py.
-"""
+"""One rank of many, traced: PyTorch's "fake" process group (torch/testing/_internal/distributed/fake_pg.py), which has
+no peers, and what DDP asks of real tensors. DTensor and meshes are in subclasses.py."""
 
 import contextlib
 import functools
@@ -55,9 +52,7 @@ def proven_group(sharing: Sharing, rank: int = 0, *, keeps: bool) -> Iterator[Sh
 
 
 def trace(job: dict[str, Any]) -> Trace:
-    """Trace a job of self_test.py as one rank of many: {…, "sharing", "rank", "keeps"}. Raises TraceError or
-    StandInError.
-    """
+    """Trace a job of self_test.py as one rank: {…, "sharing", "rank", "keeps"}. Raises TraceError or StandInError."""
     with proven_group(Sharing(**job["sharing"]), job["rank"], keeps=job["keeps"]) as share:
         return self_test.trace(job, share)
 
@@ -79,9 +74,7 @@ def placed(sharing: Sharing, *, keeps: bool) -> Iterator[None]:
 
 
 def _know_collectives(patches: Patches) -> None:
-    """Let fake tensors through collectives: torch 2.9 and before have only the CPU's kernels, which look at no
-    value.
-    """
+    """Let fake tensors through collectives, of which torch 2.9 and before have only the CPU's kernels."""
     library = patches.enter_context(torch.library._scoped_library("c10d", "IMPL"))
     of_cpu = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
     for name in COLLECTIVES:
@@ -117,9 +110,7 @@ def _patch(patches: Patches, keeps: bool) -> None:
 
 
 def _at_once(state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # pyright: ignore[reportPrivateImportUsage]
-    """Answer with a tensor: the group's own future of None is refused by the reducer
-    (torch/csrc/distributed/c10d/comm.cpp).
-    """
+    """Answer with a tensor: the reducer refuses the group's own future of None (c10d/comm.cpp)."""
     done: Any = torch.futures.Future()
     done.set_result(bucket.buffer())
     return done
@@ -144,15 +135,10 @@ class Bucket:
 
 
 class Reducer:
-    """The memory of DDP's own reducer (torch/csrc/distributed/c10d/reducer.cpp), for fake tensors: the real one has
-    timers on the card, and compares values with other ranks. Real tensors are left to it.
-
-    In the last backward pass of a step each gradient goes into its bucket, and is a view of it where `as_view`. After
-    the first step the buckets are remade in the order in which gradients were ready. NCCL keeps what it sends until a
-    collective comes after its watchdog, which looks ten times a second, has seen the end of the last one
-    (ProcessGroupNCCL.cpp, shelvesToUnstash_). So the first bucket may be freed when the next ones are made, or live
-    until they are sent: `keeps`.
-    """
+    """The memory of DDP's own reducer (torch/csrc/distributed/c10d/reducer.cpp), for fake tensors, as the real one has
+    timers on the card and compares values. After the first step buckets are remade in the order of gradients. `keeps`:
+    NCCL keeps the first bucket until the next ones are sent, as its watchdog looks ten times a second for a
+    collective's end (ProcessGroupNCCL.cpp, shelvesToUnstash_); else it is freed when they are made."""
 
     def __init__(self, parameters: list[Tensor], buckets: list[list[int]], *args: Any, keeps: bool) -> None:
         _, _, sparse, most, unused, as_view, _, first, *_ = args

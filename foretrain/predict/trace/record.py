@@ -13,12 +13,9 @@ SCHEMA = "foretrain.trace/1"
 
 
 class Allocation(NamedTuple):
-    """One storage: bytes, positions of allocation and free (None: alive at the end), what it is and where it is from.
-
-    `category` is a component id of the estimate; `op` the aten op (or compiled kernel) that made it; `module` the
-    nn.Module by its qualified name; `shape` that of the first tensor seen on it. `stream` made it, 0 is the default;
-    `used_on`: others from Tensor.record_stream.
-    """
+    """One storage: bytes, positions of allocation and free (None: alive at the end). `category`: a component id of the
+    estimate; `op`: the aten op or compiled kernel that made it; `shape`: of the first tensor seen on it; `stream`: 0 is
+    the default; `used_on`: others from Tensor.record_stream."""
 
     id: int
     nbytes: int
@@ -56,11 +53,8 @@ class Head(NamedTuple):
 
 
 class Trace(Lifetimes):
-    """A finished trace: lifetimes, what each storage is, and the moments of the step.
-
-    `facts` were asserted in it: torch version, attention kernels, dtypes, scaler. `answer`: its worker's, where its job
-    had a question; no part of the record.
-    """
+    """A finished trace: lifetimes, what each storage is, the moments of the step. `facts` were asserted in it;
+    `answer`: its worker's, where its job had a question; no part of the record."""
 
     answer = ""
 
@@ -226,10 +220,7 @@ class Recorder(Lifetimes):
         self.names.setdefault(id, name)
 
     def finish(self, *, logits: Head | None = None, weight_shapes: frozenset[tuple[int, ...]] = frozenset()) -> Trace:
-        """Return the trace, every allocation with a category: its tag, or what its shape and moment tell.
-
-        `weight_shapes`: of the parameters that autocast copies.
-        """
+        """Return the trace, categorized by tag, or by shape and moment. `weight_shapes`: of what autocast copies."""
         self._order_deaths()
         head = logits or Head()
         allocations = []
@@ -246,11 +237,8 @@ class Recorder(Lifetimes):
         return Trace([*self.events], allocations, self.phases, self.moments, emptied=self.emptied)
 
     def _order_deaths(self) -> None:
-        """Order frees between two other events by their allocations.
-
-        Autocast's cache of weight copies is a hash map by address, so it empties in another order in each run. To the
-        allocator it makes no difference: free neighbours merge whichever is first.
-        """
+        """Order frees between two other events by their allocations, as autocast's cache of weight copies is a hash map
+        by address; to the allocator it makes no difference."""
         marks = {mark.position for mark in (*self.phases, *self.moments)} | self.emptied
         start = 0
         for position in range(len(self.events) + 1):
@@ -262,9 +250,7 @@ class Recorder(Lifetimes):
 
 
 def _category(a: Allocation, head: Head, weights: frozenset[tuple[int, ...]], forward: bool) -> str:
-    """Categorize as torch.distributed._tools.mem_tracker does: ACT is made in a forward pass, TEMP in a
-    backward pass.
-    """
+    """Categorize as torch.distributed._tools.mem_tracker: ACT is of a forward pass, TEMP of a backward pass."""
     if a.op.endswith("(inside)"):
         return "workspace"
     if _is_logits(a, head, forward):
@@ -282,10 +268,7 @@ LOSS_OPS = ("log_softmax", "nll_loss", "_to_copy")
 
 
 def _is_logits(a: Allocation, head: Head, forward: bool) -> bool:
-    """Judge by shape, and by module and op, since a vocabulary can be as wide as an activation.
-
-    Compiled kernels belong to no module: there shape or kernel name decides.
-    """
+    """Judge by shape, and by module and op, as a vocabulary can be as wide as an activation; kernels have no module."""
     if len(a.shape) < 2 or a.shape[-1] != head.width or math.prod(a.shape[:-1]) not in head.rows:
         return False
     if not a.module and head.width not in head.other_widths:
@@ -297,8 +280,7 @@ def _is_logits(a: Allocation, head: Head, forward: bool) -> bool:
     return any(op in a.op for op in LOSS_OPS[: 3 if a.module else 2])
 
 
-# What a traced tensor is where no module or parameter names it: a text `tensor.ROLE`, from the op that made it, its
-# shape and whether a forward or a backward pass made it.
+# `tensor.ROLE` of what no module or parameter names, by the op that made it, its shape, and forward or backward pass.
 
 # Components whose tensors always have a name of their own, or one role.
 BY_COMPONENT = {

@@ -1,9 +1,5 @@
-"""The micro-batches that a trace leaves out: each is as the one before, but the allocator settles later. No torch.
-
-A trace runs three micro-batches of a step. Their requests repeat, yet free blocks may differ after each of them, and a
-request that found room in the third may find none in the fifth. So the last one is repeated until the allocator's state
-repeats.
-"""
+"""The micro-batches that a trace leaves out, until the allocator's state repeats: requests are as in the third, but one
+that found room there may find none in the fifth. No torch."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -22,11 +18,8 @@ class _Span(NamedTuple):
 
 
 def with_all_micro_batches(trace: Trace, traced: int, wanted: int, starts: Sequence[int] = ()) -> Trace:
-    """Return the trace with all of a run's micro-batches per step, where `traced` of them were traced.
-
-    A micro-batch begins at one of the positions `starts`, or where its batch is made. The trace is unchanged where
-    nothing is to be repeated, or where a micro-batch does not leave what it found.
-    """
+    """Return the trace with all micro-batches per step, each begun in `starts` or where its batch is made; unchanged
+    where a micro-batch does not leave what it found."""
     spans = _last_micro_batches(trace, traced, starts) if wanted > traced >= 3 else []
     if not spans:
         return trace
@@ -118,9 +111,7 @@ class _Writer:
         return [*marks, Mark(len(self.events), self.trace.moment_at(span.end))]
 
     def _layout(self, left: list[int]) -> tuple[object, ...]:
-        """Return all that decides where the next request goes: free blocks, and the places of those that it
-        will free.
-        """
+        """Return all that decides where the next request goes: free blocks, and places that it will free."""
         held = tuple(block.ptr if (block := self.player.blocks[self.now[id]]) else 0 for id in left)
         allocator = self.player.allocator
         return (held, tuple(allocator.small.order), tuple(allocator.large.order))

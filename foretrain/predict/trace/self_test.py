@@ -1,8 +1,5 @@
-"""Traces that prove themselves: on the CPU the same run can be traced on fake tensors and run on real ones.
-
-`compare` does both for one config; the benchmark runs it over many, and a worker once for an unknown torch, before it
-answers anything. `trace` is a job of a worker, which shows that nothing in it degraded.
-"""
+"""Traces that prove themselves: on the CPU the same run is traced on fake tensors and run on real ones, by a benchmark
+over many configs, and by a worker once for an unknown torch. `trace` is a job of a worker."""
 
 import gc
 from dataclasses import dataclass
@@ -35,10 +32,7 @@ SHARING_SCRATCH = frozenset({"aten::_chunk_cat"})
 
 @dataclass(frozen=True)
 class Truth:
-    """Peak of the sum of tensors in bytes: as traced, and in the real allocator.
-
-    `real_bytes` is without the scratch of oneDNN and MKL inside a matmul, which a card does not have.
-    """
+    """Peak of the sum of tensors in bytes; `real_bytes` is without oneDNN's and MKL's scratch, which no card has."""
 
     traced_bytes: int
     real_bytes: int
@@ -68,11 +62,8 @@ def real_peaks(
     share: "Share | None" = None,
     scratch: frozenset[str] = frozenset(),
 ) -> tuple[int, int]:
-    """Run it for real: the highest sum of the CPU allocator's blocks, with and without kernels' scratch.
-
-    A compiled run is done twice and the second is measured, as compiling allocates too. `scratch`: more operations
-    whose scratch is left out.
-    """
+    """Run it for real: the highest sum of the CPU allocator's blocks, with and without kernels' scratch (`scratch`:
+    more operations of this kind). A compiled run is measured the second time, as compiling allocates too."""
     torch._dynamo.reset()
     gc.collect()  # cycles of an earlier run would be freed while this one is measured
     tracer = Tracer("cpu")  # never entered: it only takes the calls that mark phases
@@ -113,9 +104,7 @@ def prove_this_torch(share: "Share | None" = None) -> None:
 
 
 def trace(job: dict[str, Any], share: "Share | None" = None) -> Trace:
-    """Trace a job: {"config", "gpu", "dtype", "step", "compiled", "pads"}; of one rank where `share` shares its model
-    (ranks.py). Raises TraceError or StandInError.
-    """
+    """Trace a job: {"config", "gpu", "dtype", "step", "compiled", "pads"}. Raises TraceError or StandInError."""
     config, gpu = RunConfig.model_validate(job["config"]), Gpu.model_validate(job["gpu"])
     with tracing(gpu, compiled=job["compiled"], pads=job["pads"]) as session:
         there, tracer, names = session.there, session.tracer, session.names

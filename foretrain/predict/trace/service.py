@@ -1,8 +1,5 @@
-"""Traces on request: from the cache, or from a worker process. No torch here.
-
-A trace is cached under all that decides it: the options that shape memory, the card, the dtype, the torch that would
-trace, and the code of the tracer and of the step. So a cached answer is never stale.
-"""
+"""Traces from the cache, under all that decides them (options that shape memory, card, dtype, torch, the code of tracer
+and step), or from a worker process. No torch here."""
 
 import contextlib
 import hashlib
@@ -56,19 +53,13 @@ class TraceUnavailable(RuntimeError):
 
 class Traceable(Protocol):
     @property
-    def gpu(self) -> Gpu | None:
-        """Return the card that shapes the trace; None where none does."""
-        ...
+    def gpu(self) -> Gpu | None: ...
 
     def job(self) -> dict[str, Any]:
-        """Return plain values for the worker. "by" names the module whose trace(job) makes the trace; memory.py answers
-        "question".
-        """
+        """Return plain values. "by": the module whose trace(job) traces; memory.py answers "question"."""
         ...
 
-    def key(self) -> str:
-        """Return the hash that the trace is cached under."""
-        ...
+    def key(self) -> str: ...
 
     def why_not(self) -> str: ...
 
@@ -77,9 +68,7 @@ class Traceable(Protocol):
 
 @dataclass(frozen=True)
 class Request:
-    """What to trace. `pads`: the assumed result of pad_mm's measurements (compiled only). `rank`: of a shared step;
-    `keeps`: NCCL keeps DDP's first bucket when the next ones are made (ranks.py).
-    """
+    """What to trace. `pads`: the assumed result of pad_mm's measurements; `keeps`: NCCL keeps DDP's first bucket."""
 
     spec: StepSpec
     pads: bool = False
@@ -101,9 +90,7 @@ class Request:
         return why_not_sharded() if sharing.way.shards_weights else ""
 
     def normal_config(self) -> RunConfig:
-        """Return the config with every option that does not change a trace at its default, so that more traces are
-        shared.
-        """
+        """Return the config with options that change no trace at their defaults, so that more traces are shared."""
         c = self.spec.config
         values = {knob: getattr(c, knob) for knob in SHAPING_KNOBS}
         if c.matmul not in EIGHT_BITS:  # sums in fp16 take no other memory
@@ -189,11 +176,8 @@ def traces(
     listen: Callable[[str], None] = lambda text: None,
     ready: Callable[[int, Trace], None] = lambda number, trace: None,
 ) -> list[Trace]:
-    """Return a trace for each request, made side by side where not cached. `listen` gets its progress; `ready` each
-    trace as soon as it is made.
-
-    Raises TraceUnavailable with a sentence when one cannot be made.
-    """
+    """Return a trace for each request, made side by side where not cached; `ready` gets each as soon as it is made.
+    Raises TraceUnavailable with a sentence."""
     for request in requests:
         if request.gpu is not None and request.gpu.kind != "cuda":
             raise TraceUnavailable(f"traces are made for CUDA cards; {request.gpu.name} is none")
@@ -243,10 +227,7 @@ def _answer_path(what: dict[str, Any]) -> Path:
 
 @contextlib.contextmanager
 def _deferred_signals() -> Iterator[list[int]]:
-    """Collect SIGTERM and SIGHUP, so that workers and files can go first; then they end this process.
-
-    Only where they would end it at once: nohup's SIGHUP stays ignored, and the caller's handlers stay.
-    """
+    """Collect SIGTERM and SIGHUP while workers and files go first, unless others ignore or handle them."""
     received: list[int] = []
     numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
     main = threading.current_thread() is threading.main_thread()
@@ -263,9 +244,7 @@ def _deferred_signals() -> Iterator[list[int]]:
 
 
 def _make(wanted: dict[str, Traceable], listen: Callable[[str], None], there: Callable[[str, Trace], None]) -> None:
-    """Trace by worker processes, `AT_ONCE` of them; all are stopped when one fails or this process ends. `there` gets
-    each trace with its key.
-    """
+    """Trace by `AT_ONCE` worker processes; all stop when one fails or this process ends. `there` gets (key, trace)."""
     with _deferred_signals() as received, tempfile.TemporaryDirectory(prefix="foretrain-") as folder:
         outs, found = {key: Path(folder) / key for key in wanted}, set[str]()
         started = time.monotonic()

@@ -122,11 +122,8 @@ class Session:
 
 @contextlib.contextmanager
 def tracing(gpu: Gpu | None, *, compiled: bool, pads: bool = False, upper: bool = False) -> Iterator[Session]:
-    """Record every storage of a card within, or of fake CPU tensors without a card.
-
-    `pads`: the assumed result of pad_mm's measurements. `upper`: the most of what only the card knows. Raises
-    guard.StandInError where this torch cannot stand in.
-    """
+    """Record every storage of a card within, or of fake CPU tensors without one. `pads`: the assumed result of pad_mm's
+    measurements; `upper`: the most of what only the card knows. Raises guard.StandInError."""
     with contextlib.ExitStack() as stack:
         there = None if gpu is None else stack.enter_context(standin.stand_in(gpu))
         if there is None:
@@ -216,10 +213,7 @@ DENSE = "; dense tensors can be traced, and take more memory: to_dense(), nn.Emb
 
 @contextlib.contextmanager
 def in_one_sentence() -> Iterator[list[Tracer]]:
-    """Raise StandInError for what the code cannot do on fake tensors; its own errors stay as they are.
-
-    The list is for the tracer, once it is there.
-    """
+    """Raise StandInError for what the code cannot do on fake tensors; its own errors stay. The list gets the tracer."""
     seen: list[Tracer] = []
     try:
         yield seen

@@ -20,11 +20,8 @@ class StandInError(RuntimeError):
 
 @dataclass(frozen=True)
 class Traced:
-    """A finished trace with its replays. Bytes. `notes`: what it leaves out, a sentence each.
-
-    Where only the card knows a size, this is the lower end and `high` the same code with the upper end. Where other
-    values may take more, `bound` is "at_least", not "exact".
-    """
+    """A finished trace with its replays, in bytes. `notes`: what it leaves out, a sentence each; `high`: the same with
+    the upper end of what only the card knows; `bound`: "at_least" where other values may take more."""
 
     trace: Trace
     gpu: Gpu
@@ -75,10 +72,7 @@ class Traced:
         return smallest_limit_bytes(self.trace, physical=True)
 
     def fits(self, limit_bytes: int, settings: Settings | None = None) -> bool | None:
-        """Return whether it runs with so many bytes for the allocator, without the CUDA context; at both ends.
-
-        None where it would unless it takes more, as `bound` "at_least" allows.
-        """
+        """Return whether it runs in so many bytes without the CUDA context; None where `bound` leaves it open."""
         if not all(end.replay(limit_bytes, settings).survives for end in (self, self.high) if end):
             return False
         return True if self.bound == "exact" else None

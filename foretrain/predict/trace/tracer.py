@@ -1,9 +1,5 @@
-"""Every storage of a device, from allocation to free, while ordinary PyTorch code runs.
-
-Each call that reaches the backend passes through `Tracer.__torch_dispatch__`. A storage begins when it first shows in
-an op's outputs and ends with Python's last reference to it, as in PyTorch. The code is the real one, so the lifetimes
-of its variables are real too.
-"""
+"""Every storage of a device while ordinary PyTorch code runs, from when it first shows in the outputs of an op, by
+`Tracer.__torch_dispatch__`, to Python's last reference to it."""
 
 import sys
 import weakref
@@ -80,11 +76,8 @@ class Storage:
 
 
 class Tracer(TorchDispatchMode):
-    """Records the storages of `device_type`, on fake tensors: "cuda", or "cpu" where the real allocator can check it.
-
-    `in_kernel(tracer, op, args, out)` returns what an op's kernel allocates for itself, and when its results. Where
-    nobody can know a size, `upper` takes the upper end; `ranges` lists these.
-    """
+    """Records the storages of `device_type`, on fake tensors. `in_kernel(tracer, op, args, out)` returns what an op's
+    kernel allocates for itself; `upper` takes the upper end of sizes that nobody can know, which `ranges` lists."""
 
     supports_higher_order_operators: ClassVar[bool] = True
     # (tensor use count, storage use count) of a gradient that only the engine holds, seen from inside a dispatch.
@@ -129,10 +122,7 @@ class Tracer(TorchDispatchMode):
         self.entered()
 
     def track(self, tensor: Tensor, op: str, *, on_host: bool = False) -> None:
-        """Track a tensor that an op returned: a new storage, or one whose size has changed.
-
-        `on_host`: the real op leaves it on the host.
-        """
+        """Track what an op returned: a new storage, or one of another size. `on_host`: the real op leaves it there."""
         self.sparse |= tensor.is_sparse
         if tensor.layout == torch.strided and tensor.device.type == self.device_type:
             storage = tensor.untyped_storage()
@@ -313,10 +303,8 @@ class Tracer(TorchDispatchMode):
             return func.decompose(*args, **kwargs)
 
     def _higher_order(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the single op that compiled checkpointing wraps to keep random states, which are on the host.
-
-        flex_attention that is not compiled is ordinary ops: all scores, and what the program makes of them.
-        """
+        """Run the single op that compiled checkpointing wraps to keep random states, which are on the host; eager
+        flex_attention is ordinary ops."""
         dense = func.py_kernels.get(DispatchKey.CompositeExplicitAutograd) if func.name() in UNFUSED else None
         if dense is not None and not torch.compiler.is_compiling():
             return self._below(dense, args, kwargs)
@@ -394,11 +382,8 @@ class Tracer(TorchDispatchMode):
             return func(args[0], expanded, *args[2:], **kwargs)
 
     def _engine_sums_in_place(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Return whether the engine adds two gradients in place, which it does when nobody else holds the first.
-
-        torch/csrc/autograd/input_buffer.cpp does so for plain tensors only; under a mode every tensor counts as a
-        subclass. So the rule is applied here, with the use counts that `calibrate` has seen.
-        """
+        """Return whether the engine adds two gradients in place, when nobody else holds the first, by `calibrate`'s use
+        counts: under a mode torch/csrc/autograd/input_buffer.cpp takes every tensor for a subclass."""
         if kwargs or torch.is_grad_enabled() or not _called_by_engine(3):
             return False
         a, b = args
@@ -447,9 +432,7 @@ def on_fakes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _holders(tensor: Tensor) -> tuple[int, int]:
-    """Return how often a tensor and its storage are held: in torch 2.9 and before the storage's unheld Python object
-    does not count.
-    """
+    """Return how often a tensor and its storage are held; torch 2.9 does not count an unheld Python object."""
     key = tensor.untyped_storage()._cdata
     return tensor._use_count(), torch._C._storage_Use_Count(key)  # type: ignore[attr-defined]
 
@@ -459,9 +442,7 @@ def _is_mask(index: Tensor | None) -> bool:
 
 
 def _called_by_engine(depth: int) -> bool:
-    """Return whether no Python frame is between the engine and the op, whose dispatch is `depth` calls up: it comes
-    from C++.
-    """
+    """Return whether no Python frame is between the engine and the op, whose dispatch is `depth` calls up."""
     frame = sys._getframe(depth)
     while frame is not None and frame.f_code.co_name in ("inner", "_fn", "wrapper", "__torch_dispatch__"):
         frame = frame.f_back

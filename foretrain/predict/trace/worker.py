@@ -1,9 +1,6 @@
-"""The processes that trace: jobs as JSON on standard input, each trace as JSON into the file that its job names.
-
-Standing in for a card changes torch for good (card/guard.py), and `plan` stays free of torch. One process imports torch
-and forks a worker for each job. A worker's exit code is in a file beside its answer. 0: traced. 4: this torch or system
-cannot be traced; the answer is then {"reason": ...}.
-"""
+"""The processes that trace, forked for each job by one that imports torch, as standing in for a card changes torch for
+good (card/guard.py): jobs as JSON on standard input, traces into files. The exit code is in a file beside: 0: traced;
+4: cannot be traced, the answer is {"reason": ...}."""
 
 import gc
 import importlib
@@ -59,10 +56,7 @@ def _answer(question: dict[str, Any], text: str) -> str:
 
 
 def _import_torch(jobs: list[dict[str, Any]]) -> None:
-    """Import what every worker needs once for all: importing takes longer than tracing.
-
-    bitsandbytes, which transformers imports, asks torch to compile functions of its default kernels; a trace runs none.
-    """
+    """Import what every worker needs. bitsandbytes asks torch to compile its default kernels, which no trace runs."""
     if any(".finetune." in job["by"] for job in jobs) and importlib.util.find_spec("bitsandbytes") is not None:
         with mock.patch.object(importlib.import_module("torch"), "compile", lambda function, **_: function):
             importlib.import_module("bitsandbytes")

@@ -40,10 +40,19 @@ class CountRequest:
 
 def facts_to_generate(source: ModelSource) -> ModelFacts:
     """Return a model's facts, also of families not trained here. Raises UserError for what cannot be counted."""
-    found = source.facts or facts_of(source.config, source.where, LATENT_FAMILIES)
+    found = _known_facts(source)
     if found and not found.quantization and IN_FOUR_BITS.search(source.where):  # a preset under its copy's name
         return found.model_copy(update={"quantization": FOUR_BITS, "published": "nf4_dq"})
     return found or _counted(_Asked(source))
+
+
+def is_known(source: ModelSource) -> bool:
+    """Return whether facts need no count."""
+    return _known_facts(source) is not None
+
+
+def _known_facts(source: ModelSource) -> ModelFacts | None:
+    return source.facts or facts_of(source.config, source.where, LATENT_FAMILIES)
 
 
 class _Asked:

@@ -23,7 +23,7 @@ from foretrain.config.inference import (
 from foretrain.hardware.catalogue import Gpu, catalogue
 from foretrain.hardware.devices import Context
 from foretrain.predict.energy import Prices
-from foretrain.predict.inference.counted import facts_to_generate
+from foretrain.predict.inference.counted import facts_to_generate, is_known
 from foretrain.predict.inference.shares import card_and_host, cards_of, check_shares, context_of, waits_s
 from foretrain.predict.inference.speed import (
     GenerationTiming,
@@ -290,22 +290,27 @@ class RunnableModel(FormatFit):
 
 
 class RunnableModels(Record):
-    """The largest model first. `left_out`: how many fit in no format, or have no such context."""
+    """The largest model first. `left_out`: how many fit in no format, or have no such context; `uncounted`: those that
+    only transformers' code can count, which takes seconds for each."""
 
     gpu: Gpu
     available_bytes: int | None
     asked: Inference
     models: tuple[RunnableModel, ...]
     left_out: int
+    uncounted: tuple[str, ...] = ()
 
 
 def runnable(sources: list[ModelSource], asked: Inference, gpu: Gpu, used_by_others_bytes: int) -> RunnableModels:
     """Return what runs there with a context and a batch. Raises UserError for what cannot be asked."""
     room = None if gpu.memory_bytes is None else max(0, gpu.memory_bytes - used_by_others_bytes)
-    found = [next(_fits(source, asked, gpu, room), None) for source in sources]
+    known = [source for source in sources if is_known(source)]
+    found = [next(_fits(source, asked, gpu, room), None) for source in known]
     models = sorted(filter(None, found), key=lambda each: -each.parameters)
-    left = len(sources) - len(models)
-    return RunnableModels(gpu=gpu, available_bytes=room, asked=asked, models=tuple(models), left_out=left)
+    left, others = len(known) - len(models), tuple(source.name for source in sources if source not in known)
+    return RunnableModels(
+        gpu=gpu, available_bytes=room, asked=asked, models=tuple(models), left_out=left, uncounted=others
+    )
 
 
 def _fits(source: ModelSource, asked: Inference, gpu: Gpu, room: int | None) -> Iterator[RunnableModel]:

@@ -50,6 +50,9 @@ def models(found: RunnableModels, *, full: bool, quiet: bool) -> Screen:
     values = {"gpu": found.gpu.name, "context": context, "batch": found.asked.batch, "fit": fit}
     values |= {"left": found.left_out, "hidden": fit - len(shown)}
     notes = [Row(Message("first.label.note"), Message("inference.models.how", values))]
+    if found.uncounted:
+        others = {"models": ", ".join(found.uncounted)}
+        notes.append(Row(Message("first.label.note"), Message("inference.models.uncounted", others)))
     if values["hidden"] and not quiet:
         notes.append(Row(Message("first.label.more"), Message("inference.models.more", values)))
     lead = Paragraph(Message("inference.models.lead", values))

@@ -134,9 +134,11 @@ def plan(
     check_generation(tune, gpu)
     room = None if gpu.memory_bytes is None else max(0, gpu.memory_bytes - used_by_others_bytes)
     answer = Answer.of(source, tune, gpu, room)
-    share, bits = vllm_bytes(tune, gpu), 4 if tune.method == "qlora" else 16
-    if share and share < (weights := answer.counts.n_params * bits // 8):
-        raise UserError("usage.vllm_share", share=share, gpu=gpu.name, weights=weights)
+    if (share := vllm_bytes(tune, gpu)) and source.facts:
+        least = answer.counts.n_params * (4 if tune.method == "qlora" else 16) // 8
+        least += 4 * source.facts.n_kv_head * source.facts.head_dim * source.facts.cached_tokens(tune.seq_len)
+        if share < least:
+            raise UserError("usage.vllm_share", share=share, gpu=gpu.name, least=least)
     bound = bound_of([tune.bound, *unplanned.values()])
     return FineTunePlan(
         name=source.name, where=source.where, facts=facts, config=None if facts else source.config, tune=tune, gpu=gpu,

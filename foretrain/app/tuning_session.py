@@ -132,18 +132,18 @@ def answer(tuner: Tuner) -> dict[str, Any]:
 
 
 def _nothing(tuner: Tuner) -> UserError:
-    deaths = [trial.death for trial in tuner.tried.values() if trial.death is not None]
-    if tuner.stop == "interrupted" or not deaths:
+    failures = [trial.death for trial in tuner.tried.values() if trial.death is not None]
+    if tuner.stop == "interrupted" or not failures:
         return UserError("check.tune_nothing_yet")
-    failed = [death for death in deaths if death.reason == "failed"]
+    failed = [failure for failure in failures if failure.reason == "failed"]
     if failed:
-        return UserError("environment.tune_failed", count=len(deaths), problem=failed[0].problem)
-    if any(death.reason == "timeout" for death in deaths):
+        return UserError("environment.tune_failed", count=len(failures), problem=failed[0].problem)
+    if any(failure.reason == "timeout" for failure in failures):
         least_s = tuner.least_budget_s() or 2 * tuner.budget_s
-        values = {"count": len(deaths), "budget": tuner.budget_s, "least": rounded_up(least_s)}
+        values = {"count": len(failures), "budget": tuner.budget_s, "least": rounded_up(least_s)}
         return UserError("check.tune_too_slow", **values)
-    peak = min(death.peak_bytes for death in deaths)
-    return UserError("memory.tune_none_lives", count=len(deaths), peak=peak, cap=tuner.outlook.room_bytes or 0)
+    peak = min(failure.peak_bytes for failure in failures)
+    return UserError("memory.tune_none_lives", count=len(failures), peak=peak, cap=tuner.outlook.room_bytes or 0)
 
 
 def _record(tuner: Tuner, trial: TriedSetting, winner: int) -> TuneTrial:

@@ -26,7 +26,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from foretrain.model.techniques.adamw_low_bits import CHUNK, EIGHT, FOUR, LowBits, is_quantised
+from foretrain.model.low_bits import CHUNK, EIGHT, FOUR, LowBits, is_quantised
 from foretrain.model.update import Uncompiled, held_back
 
 EPS = 1e-8  # torch.optim.AdamW's

@@ -529,10 +529,10 @@ def test_a_model_without_a_forecast_is_measured(tmp_path: Path, capfd: pytest.Ca
 
     class Labelled(Samples):
         def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-            return {**super().__getitem__(index), "labels": torch.tensor(index % 2)}
+            return {**super().__getitem__(index), "labels": super().__getitem__(index)["labels"] % 2}
 
     trainer = trainer_of(
-        transformers.LlamaForSequenceClassification(config), tmp_path, ForetrainCallback(), eval_strategy="no"
+        transformers.LlamaForTokenClassification(config), tmp_path, ForetrainCallback(), eval_strategy="no"
     )
     trainer.train_dataset = Labelled(64)
     trainer.train()

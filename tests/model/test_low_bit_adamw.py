@@ -14,9 +14,9 @@ from foretrain.config.options import RunConfig
 from foretrain.config.shape import ModelShape
 from foretrain.hardware.catalogue import find
 from foretrain.model.low_bit_adamw import AdamW4bit, AdamW8bit, LowBitAdamW, Moment, Tables, code_books, narrow_, widen
+from foretrain.model.low_bits import CHUNK, EIGHT, FOUR, LEAST, LowBits
 from foretrain.model.step import build, train_step
 from foretrain.model.techniques import optimizer_of
-from foretrain.model.techniques.adamw_low_bits import CHUNK, EIGHT, FOUR, LEAST, LowBits
 from foretrain.model.techniques.adamw_low_bits import AdamW8bit as Technique
 from foretrain.predict.memory import predict
 from foretrain.predict.plan import plan, save_time

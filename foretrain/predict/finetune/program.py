@@ -418,7 +418,7 @@ class Places:
                 self.alloc("buffers", itemsize * rows * facts.head_dim)
 
     def _shared(self) -> None:
-        """As large as the largest weight; the smaller ones that it took the place of stay for the first pass."""
+        """As large as the largest weight; those whose place it took stay for the first pass."""
         largest: list[int] = []
         for n_out, n_in in self.program.shared:
             if not largest or n_out * n_in > largest[-1]:

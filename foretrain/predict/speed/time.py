@@ -52,9 +52,9 @@ REACH = 1.0  # doublings, of each size
 
 def step_of(config: RunConfig, dtype: str, time_s: float, threads: int, *, graphed: bool = False) -> StepTime:
     """A timed step to keep. `threads`: how many it ran on; 0 on a card. `graphed`: as one CUDA graph."""
-    knobs: dict[str, Any] = {name: getattr(config, name) for name in DECIDING}
-    knobs |= {"cpu_threads": threads, "cuda_graph": "on" if graphed else "off"}
-    return StepTime(options=knobs, dtype=dtype, compiled=config.compile, time_s=time_s)
+    options: dict[str, Any] = {name: getattr(config, name) for name in DECIDING}
+    options |= {"cpu_threads": threads, "cuda_graph": "on" if graphed else "off"}
+    return StepTime(options=options, dtype=dtype, compiled=config.compile, time_s=time_s)
 
 
 def tuned_like(found: Calibration, spec: StepSpec) -> StepTime | None:
@@ -69,7 +69,7 @@ def tuned_like(found: Calibration, spec: StepSpec) -> StepTime | None:
 
 
 def _distance(step: StepTime, spec: StepSpec, threads: int) -> float | None:
-    """Of the sizes, in doublings; None where the step is none of these."""
+    """Of the sizes, in doublings; None where it is another step."""
     config = spec.config
     for name in SAME:
         own, its = getattr(config, name), step.options.get(name, OPTIONS[name].default)

@@ -1,6 +1,7 @@
 """The script that runs what was planned: transformers' Trainer or a trainer of TRL, with the settings of the plan, and
 `ForetrainCallback`, which measures it beside the forecast. No torch."""
 
+import json
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,14 +23,9 @@ VERSIONS = {
     "torch": "2.13.0", "transformers": "5.23.0", "accelerate": "1.15.0", "datasets": "5.2.0", "peft": "0.21.2",
     "trl": "1.16.0", "bitsandbytes": "0.50.2",
 }  # fmt: skip
-LEARNING_RATES = {
-    "adapters": 2e-4,
-    "full": 2e-5,
-}  # of examples of transformers and TRL; LoRA takes about ten times more
-PREFERENCE_RATES = {
-    "adapters": 1e-5,
-    "full": 1e-6,
-}  # DPOConfig's default, and ten times as much (trl, peft integration)
+# Learning rates of the examples of transformers and TRL. Adapters take about ten times more (trl, peft integration).
+LEARNING_RATES = {"adapters": 2e-4, "full": 2e-5}
+PREFERENCE_RATES = {"adapters": 1e-5, "full": 1e-6}  # DPOConfig's default
 
 
 class Kind(NamedTuple):
@@ -130,16 +126,16 @@ def text_of(plan: FineTunePlan, config: Mapping[str, Any], command: str, name: s
     needs = format_value(plan.needs.needed_bytes, "bytes")
     took = f", {plan.timing.step_s.expected_s:.3g} s per step" if plan.timing else ""
     lines = [
-        f'"""Train {plan.name} as it was planned on {plan.place}: {needs}{took}.',
+        f'"""Train {escaped(plan.name)} as it was planned on {plan.place}: {needs}{took}.',
         "",
         f"    pip install foretrain {' '.join(needed)}",
-        f"    {start} {name} DATA [--output FOLDER] [--max-steps STEPS]",
+        f"    {start} {escaped(shlex.quote(name))} DATA [--output FOLDER] [--max-steps STEPS]",
         "",
         "DATA is a file (.jsonl, .json, .csv, .parquet, .txt) or the name of a dataset at Hugging Face, with the",
-        f"columns {kind.columns}. Start a run that stopped with the same words: it",
-        "goes on from its last checkpoint. The learning rate is a usual one; memory and time do not depend on it.",
+        f"columns {kind.columns}. The same command resumes a run that stopped, from its",
+        "last checkpoint. The learning rate is a usual one; memory and time do not depend on it.",
         "",
-        f"Written by foretrain {installed('foretrain')}: {command}",
+        f"Written by foretrain {installed('foretrain')}: {escaped(command)}",
         '"""',
         "",
         "import argparse",
@@ -156,7 +152,7 @@ def text_of(plan: FineTunePlan, config: Mapping[str, Any], command: str, name: s
         "",
         "parser = argparse.ArgumentParser()",
         'parser.add_argument("data")',
-        f'parser.add_argument("--output", default="{Path(name).stem}-output")',
+        f'parser.add_argument("--output", default={literal(f"{Path(name).stem}-output")})',
         f'parser.add_argument("--max-steps", type=int, default={tune.max_steps or -1})',
         "given = parser.parse_args()",
         'formats = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".txt": "text"}',
@@ -209,17 +205,22 @@ def auto_class(tune: FineTune, config: Mapping[str, Any]) -> str:
     return "AutoModelForCausalLM" if causal else ""
 
 
-def call(start: str, values: Mapping[str, Any], end: str = ")", *, indent: str = "") -> list[str]:
+def call(start: str, values: Mapping[str, Any]) -> list[str]:
     """Return a call with a line for each argument. `values` of the type `Name` stand as they are."""
-    said = (
-        f"{indent}    {name}={value if isinstance(value, Name) else literal(value)}," for name, value in values.items()
-    )
-    return [f"{indent}{start}", *said, f"{indent}{end}"]
+    said = (f"    {name}={value if isinstance(value, Name) else literal(value)}," for name, value in values.items())
+    return [start, *said, ")"]
 
 
 def literal(value: Any) -> str:
     """Return a value as Python that ruff leaves as it is."""
-    return repr(value).replace("'", '"') if isinstance(value, str | list | dict) else repr(value)
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{literal(key)}: {literal(each)}' for key, each in value.items())}}}"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str | list) else repr(value)
+
+
+def escaped(text: str) -> str:
+    """Return a text as it stands within a docstring."""
+    return text.replace("\\", "\\\\").replace('"', '\\"')
 
 
 class Name(str):
@@ -261,13 +262,8 @@ def preparing(tune: FineTune) -> list[str]:
     found = []
     if tune.loop != TRL:
         rows = CLASS_ROWS if tune.scores else PADDED_ROWS if tune.padded else ROWS
-        found = [
-            "",
-            *rows.splitlines(),
-            "",
-            "",
-            "data = data.map(rows_of, batched=True, remove_columns=data.column_names)",
-        ]
+        found = ["", *rows.splitlines(), "", ""]
+        found += ["data = data.map(rows_of, batched=True, remove_columns=data.column_names)"]
         found += ["if not len(data):", '    raise SystemExit(f"{given.data} has no row of {SEQ_LEN} tokens.")']
     if tune.evaluate:
         count = tune.eval_batches * tune.eval_batch_size * tune.world

@@ -121,6 +121,17 @@ def test_script_of_several_cards_is_started_by_torchrun(tmp_path: Path, monkeypa
     assert 'device_map={"": int(os.environ["LOCAL_RANK"])}' in text
 
 
+def test_script_of_a_folder_with_quotes_is_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = Path("it's a \"model\\")
+    folder.mkdir()
+    config = {"model_type": "llama", "vocab_size": 128, "hidden_size": 64, "intermediate_size": 128}
+    config |= {"num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 2048}
+    (folder / "config.json").write_text(json.dumps(config))
+    tree = ast.parse(write("go.py", str(folder), "--method=lora"))
+    assert str(folder) in {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+
+
 def test_script_is_refused_where_it_would_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     lora = ("qwen3-0.6b", "--method=lora")

@@ -36,7 +36,7 @@ MAX_FUNCTION_LINES, MAX_OPTIONS = 60, 180
 # become smaller. The house stands at 330 files, 75,000 lines, 150 tables that ruff leaves alone, and none of the others.
 SIZE = {
     "files": 514,
-    "lines": 95_559,
+    "lines": 95_555,
     "files below 60 lines": 31,
     "files above 600 lines": 0,
     "packages below 4 files": 2,

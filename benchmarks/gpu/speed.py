@@ -37,9 +37,9 @@ from foretrain.hardware.calibration import Calibration
 from foretrain.hardware.catalogue import detect
 from foretrain.measure.calibrate import LARGE_REFERENCE, NARROW_REFERENCE, calibrate
 from foretrain.measure.timer import Stepper
-from foretrain.predict.energy import power
 from foretrain.predict.plan import whole_run
 from foretrain.predict.speed.time import compile_time, evaluation_time, step_time
+from foretrain.predict.timing import power
 from foretrain.training.device import Placement, place
 
 XL = {"n_layer": 24, "n_head": 16, "n_embd": 1024, "batch_size": 4, "gradient_accumulation_steps": 2}

@@ -8,7 +8,6 @@ from foretrain.base.quantities import Limit
 from foretrain.base.records import Record
 from foretrain.config.finetune.options import FineTune
 from foretrain.config.options import RunConfig
-from foretrain.predict.energy import Prices, Spending
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.finetuning import of_plan
 from foretrain.predict.forecast import AnyPlan
@@ -16,6 +15,7 @@ from foretrain.predict.inference.plan import InferencePlan
 from foretrain.predict.memory import Verdict
 from foretrain.predict.plan import Plan
 from foretrain.predict.ranks import ClusterPlan
+from foretrain.predict.timing import Prices, Spending
 from foretrain.predict.within import within
 
 MILLION = 1_000_000

@@ -27,9 +27,9 @@ from foretrain.config.resolve import ResolvedConfig
 from foretrain.data.corpus import data_of_config
 from foretrain.data.dataset import DatasetInfo
 from foretrain.hardware.catalogue import Gpu
-from foretrain.predict.energy import Spending, spending
 from foretrain.predict.plan import plan
 from foretrain.predict.speed.time import Range
+from foretrain.predict.timing import Spending, spending
 from foretrain.runs.formats.log_format import LossUnit, TimeSource
 from foretrain.runs.trackers.tracker import Tracked
 from foretrain.runs.training_log import EVALUATED, LogHeader, TrainingLog

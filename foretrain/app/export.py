@@ -27,8 +27,8 @@ from foretrain.config.options import OPTIONS, RunConfig
 from foretrain.config.presets import GPT2_SHAPES
 from foretrain.config.resolve import toml_value
 from foretrain.config.shape import ModelShape
-from foretrain.predict.energy import Prices, spending
 from foretrain.predict.speed.time import Range
+from foretrain.predict.timing import Prices, spending
 from foretrain.runs.record import Scores, TrainedRun
 from foretrain.training.exports.forms import Exported, Form, FormOptions, GgufType
 

@@ -25,12 +25,11 @@ from foretrain.config.resolve import ResolvedConfig, resolve
 from foretrain.hardware import devices
 from foretrain.hardware.catalogue import Gpu, stated_bytes
 from foretrain.predict.allocator.settings import Settings
-from foretrain.predict.energy import Prices
 from foretrain.predict.finetune.plan import FineTunePlan, bounded, check_exact, plan, replanned, timed
 from foretrain.predict.finetune.traced import exact_finetune
 from foretrain.predict.finetuning import of_plan
 from foretrain.predict.forecast import Forecast
-from foretrain.predict.timing import PRICES
+from foretrain.predict.timing import PRICES, Prices
 from foretrain.predict.trace import service
 from foretrain.predict.trace.finetune.request import requests_for
 from foretrain.predict.trace.record import Trace

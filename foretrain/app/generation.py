@@ -26,10 +26,10 @@ from foretrain.config.resolve import ResolvedConfig, resolve
 from foretrain.config.shape import facts_of_run
 from foretrain.hardware import devices
 from foretrain.hardware.catalogue import Gpu, stated_bytes
-from foretrain.predict.energy import Prices
 from foretrain.predict.forecast import Forecast, Placement
 from foretrain.predict.generation import Generation
 from foretrain.predict.inference.plan import InferencePlan, RunnableModels, plan, runnable
+from foretrain.predict.timing import Prices
 from foretrain.runs.record import TrainedRun, read, source_of
 
 

@@ -20,10 +20,10 @@ from foretrain.config.finetune.options import asked
 from foretrain.config.finetune.words import COSTS, parse_words
 from foretrain.config.words import as_word
 from foretrain.hardware.catalogue import Gpu, stated_bytes
-from foretrain.predict.energy import Prices
 from foretrain.predict.finetune.plan import FineTunePlan, replanned
 from foretrain.predict.finetuning import of_plan
 from foretrain.predict.plan import Plan
+from foretrain.predict.timing import Prices
 from foretrain.predict.within import within as within_limit
 
 Source = str | Path | FineTuneQuestion | TransformersConfig | TransformersModel

@@ -15,10 +15,10 @@ from foretrain.base.units import JOULES_PER_KWH
 from foretrain.comparison.compare import Comparison
 from foretrain.comparison.subject import Curve, Subject
 from foretrain.config.options import RunConfig
-from foretrain.predict.energy import power
 from foretrain.predict.memory import Verdict, predict
 from foretrain.predict.plan import available
 from foretrain.predict.spec import StepSpec
+from foretrain.predict.timing import power
 from foretrain.runs.folder import RunDirectory
 
 AxisName = Literal["tokens", "hours", "kwh", "cost", "step"]

@@ -9,10 +9,10 @@ from foretrain.base.records import Record
 from foretrain.base.units import JOULES_PER_KWH
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Gpu
-from foretrain.predict.energy import power
 from foretrain.predict.plan import Note
 from foretrain.predict.spec import StepName
 from foretrain.predict.speed.time import Range
+from foretrain.predict.timing import power
 from foretrain.runs.formats.log_format import LossUnit
 from foretrain.runs.record import Scores
 

@@ -8,12 +8,11 @@ from foretrain.base.errors import UserError
 from foretrain.base.quantities import Limit
 from foretrain.config.finetune.options import Bound, FineTune
 from foretrain.config.hub.facts import ModelSource
-from foretrain.predict.energy import Prices
 from foretrain.predict.finetune.plan import FineTunePlan, check_exact, plan, untimed
 from foretrain.predict.finetune.time import with_steps
 from foretrain.predict.forecast import Forecast, Placement, Probe, Range
 from foretrain.predict.plan import Reading
-from foretrain.predict.timing import PRICES, Timing
+from foretrain.predict.timing import PRICES, Prices, Timing
 from foretrain.predict.within import spent_of
 
 MOST, MOST_TOKENS, TOKENS = 4096, 1_048_576, 64  # values that a search tries; sequences grow by so many tokens

@@ -9,12 +9,12 @@ from foretrain.base.quantities import Limit
 from foretrain.base.records import Note, Record
 from foretrain.hardware.catalogue import Gpu
 from foretrain.hardware.cluster import Cluster
-from foretrain.predict.energy import Prices
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.inference.plan import InferencePlan
 from foretrain.predict.memory import Verdict
 from foretrain.predict.plan import Plan, Reading, Timing
 from foretrain.predict.ranks import ClusterPlan
+from foretrain.predict.timing import Prices
 
 
 @dataclass(frozen=True)

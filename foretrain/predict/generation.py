@@ -8,12 +8,11 @@ from foretrain.base.errors import UserError
 from foretrain.base.quantities import Limit
 from foretrain.config.hub.facts import ModelSource
 from foretrain.config.inference import MOST_BATCH, MOST_CONTEXT, Inference
-from foretrain.predict.energy import Prices
 from foretrain.predict.forecast import Forecast, Placement, Probe, Range
 from foretrain.predict.inference.counted import facts_to_generate
 from foretrain.predict.inference.plan import InferencePlan, Search, plan
 from foretrain.predict.plan import Reading
-from foretrain.predict.timing import PRICES
+from foretrain.predict.timing import PRICES, Prices
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,10 @@ from foretrain.config.shape import ModelShape
 from foretrain.hardware.catalogue import NANOGPT_PEAK_FLOP_PER_S, Dtype, Gpu
 from foretrain.model.techniques import TECHNIQUES, optimizer_of
 from foretrain.predict import software
-from foretrain.predict.energy import Prices, spending
 from foretrain.predict.memory import RunMemory, Verdict, predict
 from foretrain.predict.spec import STEP_NAMES, StepName, StepSpec, choose_dtype, compiles
 from foretrain.predict.speed.time import Range, compile_time, evaluation_time, is_calibrated, step_time
-from foretrain.predict.timing import NO_TIME, READINGS, Reading, Timing, TimingSource
+from foretrain.predict.timing import NO_TIME, READINGS, Prices, Reading, Timing, TimingSource, spending
 from foretrain.predict.trace.memory import Exact
 
 SCHEMA = "foretrain.plan/1"

@@ -9,13 +9,12 @@ from foretrain.base.quantities import Limit
 from foretrain.config.options import OPTIONS, RunConfig
 from foretrain.config.shape import ModelShape
 from foretrain.predict import plan as plans
-from foretrain.predict.energy import Prices
 from foretrain.predict.forecast import Forecast, Placement, Probe, Range
 from foretrain.predict.memory import RunMemory, predict
 from foretrain.predict.plan import Plan, Reading, Timing
 from foretrain.predict.ranks import ClusterPlan, rank_memory, rank_spec, share, with_pays, with_savings
 from foretrain.predict.spec import STEP_NAMES, StepName, StepSpec
-from foretrain.predict.timing import NO_TIME
+from foretrain.predict.timing import NO_TIME, Prices
 from foretrain.predict.within import spent_of
 
 RANGES = {name: Range(*option.largest) for name, option in OPTIONS.items() if option.largest}

@@ -5,13 +5,13 @@ from collections.abc import Callable
 from foretrain.base.errors import UserError
 from foretrain.base.quantities import Limit, currency_code
 from foretrain.base.records import Record
-from foretrain.predict.energy import Spending
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.forecast import Forecast
 from foretrain.predict.plan import Plan, Reading
 from foretrain.predict.ranks import ClusterPlan
 from foretrain.predict.search import bisect
 from foretrain.predict.speed.time import Range
+from foretrain.predict.timing import Spending
 
 MOST_STEPS = 10**10  # as many as an option allows
 # What one step takes: of pretraining with all that a run has besides.

@@ -19,7 +19,6 @@ from foretrain.config.hub.parameters import parameters_of
 from foretrain.config.hub.source import FOUR_BITS, dtype_of, quantization_of
 from foretrain.hardware.catalogue import Gpu
 from foretrain.hardware.devices import Context
-from foretrain.predict.energy import Prices
 from foretrain.predict.finetune import program as unsloth
 from foretrain.predict.finetune.generation import vllm_bytes
 from foretrain.predict.finetune.memory import FineTuneLedger, estimated
@@ -39,7 +38,7 @@ from foretrain.predict.finetune.time import StepWork, TracedWork, logged, timing
 from foretrain.predict.finetune.traced import trace_alone
 from foretrain.predict.memory import RunMemory
 from foretrain.predict.plan import PlanRecord
-from foretrain.predict.timing import PRICES, Timing
+from foretrain.predict.timing import PRICES, Prices, Timing
 
 DEQUANTIZED = ("mxfp4",)  # formats that transformers turns into 16 bits for training (Mxfp4Config(dequantize=True))
 

@@ -10,7 +10,6 @@ from foretrain.config.hub.facts import ModelFacts
 from foretrain.hardware.catalogue import Dtype, Gpu
 from foretrain.predict.abstract.dims import Kernel
 from foretrain.predict.abstract.passage import OUTSIDE
-from foretrain.predict.energy import Prices, spending
 from foretrain.predict.finetune.generation import GenerationWork
 from foretrain.predict.finetune.memory import MICRO_BATCHES, symbols_of
 from foretrain.predict.finetune.optimizers import TRAFFIC
@@ -20,7 +19,7 @@ from foretrain.predict.speed.ops import Operation, flops
 from foretrain.predict.speed.ranks import GATHER_LAUNCHES, Pace
 from foretrain.predict.speed.rates import Rates, busy_s, rates_of
 from foretrain.predict.speed.time import Range, range_between
-from foretrain.predict.timing import PRICES, Timing, TimingSource
+from foretrain.predict.timing import PRICES, Prices, Timing, TimingSource, spending
 
 # A step's work of the Trainer itself, once the card is done: it reads whether the loss is a number. 1 to 3 ms of a core
 # of an EPYC over the same steps in a plain loop, transformers 5.23.

@@ -22,7 +22,6 @@ from foretrain.config.inference import (
 )
 from foretrain.hardware.catalogue import Gpu, catalogue
 from foretrain.hardware.devices import Context
-from foretrain.predict.energy import Prices
 from foretrain.predict.inference.counted import facts_to_generate, is_known
 from foretrain.predict.inference.shares import card_and_host, cards_of, check_shares, context_of, waits_s
 from foretrain.predict.inference.speed import (
@@ -37,7 +36,7 @@ from foretrain.predict.inference.speed import (
 from foretrain.predict.memory import FAILING, RunMemory
 from foretrain.predict.plan import PlanRecord
 from foretrain.predict.search import bisect
-from foretrain.predict.timing import PRICES
+from foretrain.predict.timing import PRICES, Prices
 
 
 class Smallest(Record):

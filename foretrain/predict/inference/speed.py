@@ -12,12 +12,11 @@ from foretrain.config.hub.facts import ModelFacts
 from foretrain.config.hub.parameters import counts_of
 from foretrain.config.inference import CACHES, FORMATS, PUBLISHED, Engine, Inference
 from foretrain.hardware.catalogue import Gpu
-from foretrain.predict.energy import Prices
 from foretrain.predict.inference.shares import Share, card_and_host, context_of, shares_of, waits_s
 from foretrain.predict.inference.stored import bits_of
 from foretrain.predict.memory import Component, PhaseMemory, RunMemory, on_cpu
 from foretrain.predict.speed.time import Range
-from foretrain.predict.timing import PRICES, READINGS, Timing
+from foretrain.predict.timing import PRICES, READINGS, Prices, Timing
 
 BANDWIDTH_SHARE = 0.95  # of the data sheet's, for weights
 CACHE_SHARE = 0.69  # of it, for keys and values

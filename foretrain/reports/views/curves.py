@@ -3,7 +3,7 @@
 from foretrain.analysis.run_pace import Sign, VitalSigns
 from foretrain.base.messages import listed
 from foretrain.comparison.loss_axes import AxisName, LossCurve, LossCurves
-from foretrain.predict.energy import JOULES_PER_KWH
+from foretrain.predict.timing import JOULES_PER_KWH
 from foretrain.reports.document import Axis, Block, Curves, Level, Message, Paragraph, Span, Trace
 
 FACTORS: dict[AxisName, float] = {"hours": 3600.0, "kwh": JOULES_PER_KWH}

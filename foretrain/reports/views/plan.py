@@ -7,10 +7,10 @@ from foretrain.advice.outlook import Outlook
 from foretrain.advice.record import Advices
 from foretrain.base.messages import format_value
 from foretrain.base.units import Span
-from foretrain.predict.energy import Spending
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.plan import Plan, Timing
 from foretrain.predict.speed.time import Range
+from foretrain.predict.timing import Spending
 from foretrain.reports.document import (
     Block,
     Cell,

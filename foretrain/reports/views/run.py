@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from foretrain.analysis.forecast_check import ForecastCheck, Row
 from foretrain.app.run_report import RunFacts
-from foretrain.predict.energy import JOULES_PER_KWH
+from foretrain.predict.timing import JOULES_PER_KWH
 from foretrain.reports.document import (
     Block,
     Cell,

@@ -5,14 +5,13 @@ from datetime import datetime, timedelta
 from foretrain.base.messages import listed
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Gpu
-from foretrain.predict.energy import Prices, Spending
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.memory import REFUSED
 from foretrain.predict.plan import Plan
 from foretrain.predict.ranks import ClusterPlan
 from foretrain.predict.spec import StepName
 from foretrain.predict.speed.time import Range
-from foretrain.predict.timing import NO_TIME, Timing
+from foretrain.predict.timing import NO_TIME, Prices, Spending, Timing
 from foretrain.reports.document import Cell, Message, Quantity, Row
 from foretrain.reports.views.shared import uncalibrated
 

@@ -15,8 +15,8 @@ from foretrain.base.quantities import parse_price
 from foretrain.base.units import format_duration
 from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import Gpu, catalogue, find
-from foretrain.predict.energy import power, power_model
 from foretrain.predict.plan import plan
+from foretrain.predict.timing import power, power_model
 from tests.kit.command import REPO, foretrain
 
 CASES = REPO / "examples" / "real-cases"

@@ -18,8 +18,8 @@ def largest_error(errors: Iterable[float]) -> float:
 
 
 def without_sign_of_zero(error: float, digits: int) -> str:
-    shown = f"{error * 100:+.{digits}f} %"
-    return shown if float(shown[:-2]) else f"{0:.{digits}f} %"
+    shown = f"{error * 100:+.{digits}f}%"
+    return shown if float(shown[:-1]) else f"{0:.{digits}f}%"
 
 
 def size(nbytes: float) -> str:
@@ -42,15 +42,15 @@ def sentence() -> str:
     (every, programs, *_), fits, whole, judged = found["summary"], found["fits"], groups["all"], groups["only judged"]
     ways = {(c["with"]["torch"], c["with"]["foretrain"], c["with"]["commit"]) for c in found["cases"] if "with" in c}
     text = (
-        f"{every['figures']} memory figures that others measured on single GPUs: median error {every['median_abs_error'] * 100:.3f} %, "
-        f"{every['within_3_percent'] / every['figures']:.0%} within 3 %. Of whole programs alone {programs['figures']}: "
-        f"median {programs['median_abs_error'] * 100:.3f} %, {programs['within_3_percent'] / programs['figures']:.0%} within 3 %."
+        f"{every['figures']} memory figures that others measured on single GPUs: median error {every['median_abs_error'] * 100:.3f}%, "
+        f"{every['within_3_percent'] / every['figures']:.0%} within 3%. Of whole programs alone {programs['figures']}: "
+        f"median {programs['median_abs_error'] * 100:.3f}%, {programs['within_3_percent'] / programs['figures']:.0%} within 3%."
     )
     if fits["figures"]:
         text += f" Runs that ended out of memory: {fits['right']} of {fits['figures']} foretold."
     text += (
-        f" Step times from the catalogue: {whole['runs']}, median error {whole['median_abs_error'] * 100:.1f} %, {whole['inside']} in the "
-        f"stated range; of the {judged['runs']} that are only judged {judged['median_abs_error'] * 100:.1f} % and {judged['inside']}."
+        f" Step times from the catalogue: {whole['runs']}, median error {whole['median_abs_error'] * 100:.1f}%, {whole['inside']} in the "
+        f"stated range; of the {judged['runs']} that are only judged {judged['median_abs_error'] * 100:.1f}% and {judged['inside']}."
     )
     made = ", ".join(
         f"foretrain {v} ({c}), torch {t}" if c else f"foretrain {v}, torch {t}" for t, v, c in sorted(ways)
@@ -64,7 +64,7 @@ def sentence() -> str:
 @part("gpu-summary")
 def summary() -> str:
     return table(
-        "memory figures | figures > | same > | median error > | 90 % within > | largest > | within 0.5 % > | within 3 % >",
+        "memory figures | figures > | same > | median error > | 90% within > | largest > | within 0.5% > | within 3% >",
         (
             fill(
                 "{group} | {figures} | {same} | {median_abs_error:.3p} | {p90_abs_error:.2p} | {worst_abs_error:.1p} | "
@@ -97,7 +97,7 @@ def of_group(group: str) -> Callable[[], str]:
                     if figure["same"]
                     else without_sign_of_zero(error, 3)
                     if abs(error) < 0.01
-                    else f"{error * 100:+.1f} %"
+                    else f"{error * 100:+.1f}%"
                 )
                 rows.append(f"{head} | {kind} | {size(figure['measured'])} | {size(figure['predicted'])} | {far}{mark}")
                 head = " |  |  | "
@@ -165,7 +165,7 @@ def formulas() -> str:
             f"{row['what']} | {row['measured'] / GIB:.2f}{reserved} | {' | '.join(f'{s / GIB:.2f}' for s in says)}"
         )
     each = table(f"run | measured > | {' > | '.join(names)} >", rows)
-    template = "{calculator} | {figures} | {shown} % | {lowest_error:+.0%} | {highest_error:+.0%} | {counts}"
+    template = "{calculator} | {figures} | {shown}% | {lowest_error:+.0%} | {highest_error:+.0%} | {counts}"
     shown = [{**one, "shown": f"{one['median_abs_error'] * 100:.3g}"} for one in found["summary"]]
     return table("| runs > | median error > | from > | to > | counts", shown, template, each)
 
@@ -199,7 +199,7 @@ def truth() -> str:
 
 declare(
     "reserved", "reserved.summary",
-    "what | configs > | reserved / allocated > | median error > | errors > | within 2 % >",
+    "what | configs > | reserved / allocated > | median error > | errors > | within 2% >",
     "{mode}, {step}'s step | {configs} | {reserved_over_allocated.0:.2f} to {reserved_over_allocated.2:.2f} | "
     "{median_abs_error:.2%} | {lowest_error:+.1%} to {highest_error:+.1%} | {within_2_percent}",
     "(`python benchmarks/reserved.py`, random configs on five cards, torch {versions.torch}, {date})",
@@ -327,12 +327,12 @@ def hopper_finetuning() -> str:
 def cuda_truth() -> str:
     found, rows = result("cuda_build_large"), []
     kinds = {
-        "allocated": ("traced, allocated", "{allocated_within_0.1_percent:.1%} within 0.1 %"),
+        "allocated": ("traced, allocated", "{allocated_within_0.1_percent:.1%} within 0.1%"),
         "reserved": (
             "traced, reserved",
-            "{reserved_to_the_byte:.1%} to the byte, {reserved_within_1_percent:.1%} within 1 %",
+            "{reserved_to_the_byte:.1%} to the byte, {reserved_within_1_percent:.1%} within 1%",
         ),
-        "estimate_allocated": ("estimated, allocated", "{estimate_allocated_within_1_percent:.1%} within 1 %"),
+        "estimate_allocated": ("estimated, allocated", "{estimate_allocated_within_1_percent:.1%} within 1%"),
     }
     for how, s in found["summary"].items():
         for what, (told, near) in kinds.items():
@@ -344,7 +344,7 @@ def cuda_truth() -> str:
             )  # fmt: skip
     failed = sum(s["failed"] for s in found["summary"].values())
     end = "{date}, torch {versions.torch}, {tier} tier. Failed: {failed}; not run: {not_done}."
-    columns = "| cases > | median > | 99 % within > | largest error > | largest too low > | exact or close"
+    columns = "| cases > | median > | 99% within > | largest error > | largest too low > | exact or close"
     return table(columns, rows, "", fill(end, found, failed=failed))
 
 
@@ -466,7 +466,7 @@ def measured() -> str:
             for column in ("planned", "as_run"):
                 errors = [abs(off(row, column)) for row in some]
                 within = sum(error <= MISSES[kind] for error in errors)
-                cells.append(f"{median(errors) * 100:.2f} % | {max(errors) * 100:.1f} % | {within}")
+                cells.append(f"{median(errors) * 100:.2f}% | {max(errors) * 100:.1f}% | {within}")
             shown.append(" | ".join(cells))
     times, smi = ([row for row in found if row["kind"] == kind] for kind in ("tokens/s", "nvidia-smi"))
     plain, ran = [row for row in smi if row["kernels"] == "none"], [row for row in found if row["kind"] != "tokens/s"]
@@ -475,7 +475,7 @@ def measured() -> str:
         "figure | rows > | plan: median error > | largest > | within > | code that ran: median error > | largest > | within >",
         shown,
         "",
-        f"*Within*: 3 % of memory, 15 % of tokens a second. {inside[0]} times lie in the range that the plan gives, and "
+        f"*Within*: 3% of memory, 15% of tokens a second. {inside[0]} times lie in the range that the plan gives, and "
         f"{inside[1]} figures of nvidia-smi ({inside[2]} without fused kernels). All {len(ran)} rows of memory are of runs that "
         f"went through; {sum(row['refused'] for row in ran)} of them are said not to fit. "
         f"(`python benchmarks/finetune_measured.py`, {result('finetune_measured')['date']})",
@@ -522,7 +522,7 @@ def traces() -> str:
     return "\n\n".join([
         f"{len(small)} small runs ({len({row['model'] for row in small})} models, full, LoRA, DoRA and QLoRA, with and "
         f"without checkpointing) were traced and then done on a CPU: the peaks differ by at most {worst} bytes, "
-        f"{max(abs(row['error']) for row in small) * 100:.3f} %.",
+        f"{max(abs(row['error']) for row in small) * 100:.3f}%.",
         f"How long published models take on a {found['machine']['cpu']}, in seconds of processor time of all processes, with "
         f"nothing kept (2 × 1024 tokens, bf16 autocast, checkpointing; RTX 4090).{missed}",
         table(
@@ -551,7 +551,7 @@ def compiled() -> str:
             memory = (estimated(facts, run, find_gpu("RTX 4090")).memory for run in runs)
             eager, fused = (each.phase("steady_step").allocated_bytes for each in memory)
             shares.append(1 - fused / eager)
-    full, lora = (f"{min(shares) * 100:.0f} to {max(shares) * 100:.0f} %" for shares in saved.values())
+    full, lora = (f"{min(shares) * 100:.0f} to {max(shares) * 100:.0f}%" for shares in saved.values())
     return (
         f"Without checkpointing the steady step's estimated peak is {full} lower in full fine-tuning and {lora} lower with LoRA "
         f"({', '.join(COMPILED)}; 2 × 1024 tokens, bf16 autocast)."

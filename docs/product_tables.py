@@ -49,8 +49,8 @@ def rules() -> str:
 
 @part("advice-tolls")
 def tolls() -> str:
-    named = ", ".join(f"{LEARNING[kind]} {toll * 100:.0f} %" for kind, toll in TOLLS.items())
-    return f"{named}; each change after the first {EACH_MORE * 100:.0f} %."
+    named = ", ".join(f"{LEARNING[kind]} {toll * 100:.0f}%" for kind, toll in TOLLS.items())
+    return f"{named}; each change after the first {EACH_MORE * 100:.0f}%."
 
 
 @part("advice-held")
@@ -58,7 +58,7 @@ def held() -> str:
     found = result("advice")
     return fill(
         "{pairs} random runs on random cards got {advices:,} advices: {denied_by_plan} whose fit a new plan of the changed config "
-        "denies, and none whose figures differ by more than {promise:.2g} % from it. Of {do_not_fit} runs that do not fit with their "
+        "denies, and none whose figures differ by more than {promise:.2g}% from it. Of {do_not_fit} runs that do not fit with their "
         "margin, a search over every set of changes finds a fit for {with_a_fit_in_the_space}: {of_these_without_advice} of these got "
         "no advice, {of_these_less_exact_than_possible} only a less exact one. {traced_advices} advices of {traced_runs} small eager "
         "runs were traced: {denied_by_trace} do not fit by the trace, {tight_by_trace} fit without their margin only. Median "
@@ -88,8 +88,8 @@ def power() -> str:
         "has been measured yet."
     )
     return table(
-        "noise | steps > | same but for the seed > | 2 % faster > | 3 % faster > | 5 % less loss left > | 10 % less > | unlike lengths, same > | "
-        "unlike, 3 % faster >",
+        "noise | steps > | same but for the seed > | 2% faster > | 3% faster > | 5% less loss left > | 10% less > | unlike lengths, same > | "
+        "unlike, 3% faster >",
         rows, "", fill(end, found),
     )  # fmt: skip
 
@@ -137,7 +137,7 @@ def circulating() -> str:
             made, needs, took = planned(step, **changes)
             rows.append(
                 f"{said} | {format_bytes(needs)} | {format_bytes(most - needs)} | {VERDICTS[made.verdict_of(step)]} | "
-                f"{(took / longest - 1) * 100:+.1f} % | {learning}"
+                f"{(took / longest - 1) * 100:+.1f}% | {learning}"
             )
     return table("advice | needs about > | saves > | verdict | time of the run > | changes in the result", rows)
 
@@ -156,7 +156,7 @@ def link_names() -> str:
 @part("cluster-measured")
 def cluster() -> str:
     return table(
-        "published runs | figures > | median error > | median of sizes > | above 20 % (memory: 5 %) > | in the stated range >",
+        "published runs | figures > | median error > | median of sizes > | above 20% (memory: 5%) > | in the stated range >",
         (
             fill(
                 "{name} | {rows} | {median_error:+.1p} | {median_abs_error:.1p} | {misses} | {inside}", one,
@@ -204,7 +204,7 @@ def inference() -> str:
         what, use, engine = name.split(", ")
         counts = fill("{rows} | {within_15_percent} | {mean_off:.1p} | {largest_off:.1p}", found)
         rows.append(f"{tokens[what]} | {uses[use]} | {engine} | {counts}")
-    return table("what | rows | engine | how many | within 15 % | mean distance | largest", rows)
+    return table("what | rows | engine | how many | within 15% | mean distance | largest", rows)
 
 
 declare(
@@ -213,7 +213,7 @@ declare(
     "{model} | {weights} | {card} | {batch} | {context:,} | {software} | {tokens_per_s:,.1f} | {predicted_tokens_per_s:,.1f} | {off:+.1p} | {prompt}",
     only=lambda row: row["use"] == "held out" and "off" in row,
     card=lambda row: f"{row['cards']} x {row['gpu']} ({row['split']})" if row["cards"] else row["gpu"], context=lambda row: int(row["prompt"]) + int(row["generated"]),
-    prompt=lambda row: f"{100 * row['read_off']:+.1f} %" if "read_off" in row else "",
+    prompt=lambda row: f"{100 * row['read_off']:+.1f}%" if "read_off" in row else "",
 )  # fmt: skip
 
 

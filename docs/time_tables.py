@@ -25,7 +25,7 @@ def groups(*starts: str, head: str = "published runs", signed: bool = True) -> s
         (
             fill(
                 template, group, name=group["group"].removeprefix("by " * signed), share=group["inside"] / group["runs"],
-                signed=f"{group['median_error'] * 100:+.1f} % | " if signed else "",
+                signed=f"{group['median_error'] * 100:+.1f}% | " if signed else "",
             )
             for group in result("time_against_logs")["groups"]
             if group["group"].startswith(starts or "")
@@ -159,7 +159,7 @@ def ways() -> str:
                 if "ratio" in row
                 else "–"
             )
-            share = f"{shares[row['title']] * 100:.0f} %" if row["title"] in shares else "not measured"
+            share = f"{shares[row['title']] * 100:.0f}%" if row["title"] in shares else "not measured"
             rows.append(
                 f"{row['title']} | {milliseconds(row['step_s'])} | {row['tokens_per_s']:,.0f} | {times} | {share} | "
                 f"{busy} | {row['allocated_bytes'] / GIB:.2f} | {row['reserved_bytes'] / GIB:.2f}"
@@ -194,7 +194,7 @@ def whole_runs() -> str:
 
 
 def errors(row: dict[str, Any], *kinds: str) -> str:
-    return " | ".join(f"{row[f'{kind}_error'] * 100:+.1f} %" if f"{kind}_error" in row else "–" for kind in kinds)
+    return " | ".join(f"{row[f'{kind}_error'] * 100:+.1f}%" if f"{kind}_error" in row else "–" for kind in kinds)
 
 
 @part("hopper-forecasts")
@@ -261,7 +261,7 @@ def contestants(model: dict[str, Any]) -> Models:
 
 
 def percent(share: float) -> str:
-    return f"{share * 100:.0f} %" if share >= 0.1 else f"{share * 100:.1f} %"
+    return f"{share * 100:.0f}%" if share >= 0.1 else f"{share * 100:.1f}%"
 
 
 def who(row: dict[str, Any]) -> str:
@@ -446,22 +446,22 @@ def startup() -> str:
 @part("watch-overhead")
 def watch_overhead() -> str:
     found = result("watch_and_explain")
-    wall = f"nothing can be said yet: the machine was shared, and the script alone varied by {found['spread_alone'] * 100:.0f} %"
+    wall = f"nothing can be said yet: the machine was shared, and the script alone varied by {found['spread_alone'] * 100:.0f}%"
     if found["spread_alone"] < 0.1:
         wall = (
-            f"a script that computes on one core took {found['median_overhead'] * 100:+.1f} % longer watched than alone "
+            f"a script that computes on one core took {found['median_overhead'] * 100:+.1f}% longer watched than alone "
             f"(median of {len(found['pairs_s'])} pairs)"
         )
     return (
         f"One sample took {found['sample_s'] * 1e3:.2f} ms of processor time without a card, once a second, "
-        f"{found['sample_s'] * 100:.2f} % of one core; in wall time {wall} "
+        f"{found['sample_s'] * 100:.2f}% of one core; in wall time {wall} "
         f"({found['machine']['cpu']}, {found['date']}; `python benchmarks/watch_and_explain.py`)."
     )
 
 
 def dragging(name: str, end: str, **more: str) -> str:
     """Return answer times of the page while its sliders are dragged. `more`: further columns, by figure."""
-    figures = {"median_s": "median", "p95_s": "95 % within", "highest_s": "longest", **more}
+    figures = {"median_s": "median", "p95_s": "95% within", "highest_s": "longest", **more}
     return table(
         f"sliders of | changes > | {' | '.join(f'{column} >' for column in figures.values())}",
         (

@@ -21,7 +21,7 @@ declare(
     "{model} | {run} | {steps:,} | {each} | {mean:.3f}{spread} | {steps_share:.1p} | {wall}",
     model=lambda row: model_name(row["model"]), each=lambda row: ", ".join(f"{loss:.3f}" for loss in row["losses"]),
     spread=lambda row: f" ± {row['sd']:.3f}" if "sd" in row else "",
-    wall=lambda row: f"{row['wall_share'] * 100:.1f} %" if "wall_share" in row else "",
+    wall=lambda row: f"{row['wall_share'] * 100:.1f}%" if "wall_share" in row else "",
 )  # fmt: skip
 
 
@@ -49,11 +49,11 @@ def sentence() -> str:
             ("nanogpt", "nanoGPT's recipe", "the modern recipe with a BPE of its corpus"),
         ):
             if row := reached(rows, name, bpe="BPE" in recipe):
-                wall = f" and {row['wall_share'] * 100:.0f} % of its wall time" if "wall_share" in row else ""
+                wall = f" and {row['wall_share'] * 100:.0f}% of its wall time" if "wall_share" in row else ""
                 seeds = f"each of {row['both']} seeds" if row["both"] > 1 else "the one seed that both have"
                 words.append(
                     f"At {model_name(model)} {recipe} is at or below the loss of {called} after "
-                    f"{row['steps_share'] * 100:.1f} % of its steps{wall}, with {seeds}."
+                    f"{row['steps_share'] * 100:.1f}% of its steps{wall}, with {seeds}."
                 )
     return "\n".join(words)
 

@@ -225,7 +225,7 @@ def test_starts_are_pinned() -> None:
 
 
 def test_starts_are_uniform() -> None:
-    """Chi-squared over 50 cells of 100,000 draws: 99.99 % of uniform draws are below 96."""
+    """Chi-squared over 50 cells of 100,000 draws: 99.99% of uniform draws are below 96."""
     counts = np.bincount(starts(7, 0, 3, 100_000, 50), minlength=50)
     assert ((counts - 2000) ** 2 / 2000).sum() < 96
     by_step = np.array([starts(7, 0, step, 1, 50)[0] for step in range(20_000)])

@@ -283,7 +283,7 @@ def shown(text: str) -> list[str]:
 @pytest.mark.parametrize(
     ("text", "runs"),
     [
-        ("الذاكرة 12.5 GiB هنا", ["12.5 GiB"]), ("أعط --lang ar.", ["--lang ar"]), ("عدد 12 فقط", []), ("-3 %", ["-3 %"]),
+        ("الذاكرة 12.5 GiB هنا", ["12.5 GiB"]), ("أعط --lang ar.", ["--lang ar"]), ("عدد 12 فقط", []), ("-3%", ["-3%"]),
         ("(من 5.75 GiB إلى 8.02 GiB) ثم", ["5.75 GiB", "8.02 GiB"]), ("فائض (× 1.02 إلى 1.33)", ["× 1.02", "1.33"]),
         ("خطوة nanoGPT، مع compile", ["nanoGPT", "compile"]), ("12 GiB · bf16 · نعم", ["12 GiB", "bf16"]),
         ("batch_size = 12 (my.toml): خطأ", ["batch_size = 12 (my.toml)"]), ("`foretrain plan` يبيّن", ["`foretrain plan`"]),

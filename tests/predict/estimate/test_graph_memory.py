@@ -42,7 +42,7 @@ def traced(**changes: Any) -> Trace:
 def assert_alike(*, compiled: bool = False, **changes: Any) -> None:
     ours = {phase.phase: phase for phase in predict(spec_of(compiled=compiled, **changes)).phases}
     theirs = {phase.phase: phase for phase in replay(traced(compiled=compiled, **changes)).phases}
-    for name in PHASES[compiled:]:  # compiled, a first evaluation of small models is 8 % off without a graph, too
+    for name in PHASES[compiled:]:  # compiled, a first evaluation of small models is 8% off without a graph, too
         close = 0.015 if compiled else 0.01
         assert ours[name].allocated_bytes == pytest.approx(theirs[name].allocated_bytes, rel=close)
         assert ours[name].reserved_bytes == pytest.approx(theirs[name].reserved_bytes, rel=0.04)

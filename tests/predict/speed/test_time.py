@@ -249,7 +249,7 @@ def _over_kernels(config: RunConfig, time_of: Any) -> float:
 
 
 def test_steps_are_corrected_by_the_reference_of_their_size() -> None:
-    """One large reference foretold a small model's step 19 % too quick: threads that wait for each other were missed."""
+    """One large reference foretold a small model's step 19% too quick: threads that wait for each other were missed."""
     assert _over_kernels(SMALL_STEP, step_time) == pytest.approx(3.0)
     assert _over_kernels(LARGE_STEP, step_time) == pytest.approx(1.0)
     between = _over_kernels(SMALL_STEP.model_copy(update={"n_embd": 256, "batch_size": 8}), step_time)

@@ -6,7 +6,7 @@ import errno
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +16,7 @@ from foretrain.base.errors import ConfigError, UserError
 from foretrain.config import nanogpt_file, weights_file
 from foretrain.config.checks import Setting, bad_value, check, odd_schedule, value_as_written
 from foretrain.config.families import FAMILIES
+from foretrain.config.finetune.yaml_file import table_of
 from foretrain.config.microbatches import BATCH, SWITCH, TOTAL, accumulation_for_total, last_word, layer_of, says_auto
 from foretrain.config.nanogpt_file import Neighbour
 from foretrain.config.option import GROUPS, Option
@@ -25,6 +26,8 @@ from foretrain.config.words import Vocabulary, Word
 
 Trainer = Literal["foretrain", "nanogpt"]
 STDIN = "stdin"
+TABLES = (".yaml", ".yml", ".json")
+NANOGPTS = (".py", *TABLES)  # endings of files with nanoGPT's keys
 # What train.py has when it runs a config; device and dtype are decided by the card.
 NANOGPT_DEFAULTS = {
     **{name: option.default for name, option in OPTIONS.items() if option.nanogpt == "has"},
@@ -65,7 +68,7 @@ class ResolvedConfig:
 
     @property
     def has_nanogpt_file(self) -> bool:
-        return self.piped_nanogpt or any(path.suffix == ".py" for path in self.files)
+        return self.piped_nanogpt or any(path.suffix in NANOGPTS for path in self.files)
 
     @property
     def step(self) -> Trainer:
@@ -73,7 +76,7 @@ class ResolvedConfig:
         its own files, unless something that nanoGPT refuses was typed beside them; else foretrain's."""
         if self.trainer is not None:
             return self.trainer
-        nanogpt = self.has_nanogpt_file and all(path.suffix == ".py" for path in self.files)
+        nanogpt = self.has_nanogpt_file and all(path.suffix in NANOGPTS for path in self.files)
         typed = (key for key, source in self.sources.items() if source.startswith("-"))
         return "nanogpt" if nanogpt and FORETRAINS_OWN.isdisjoint(typed) else "foretrain"
 
@@ -166,15 +169,17 @@ def _add_source(word: str, found: _Collected) -> None:
         found.names.append(preset)
         source = f"preset {preset}"
         found.settings += [Setting(key, value, source) for key, value in PRESETS[preset].items()]
-    elif path.suffix in (".toml", ".py"):
+    elif path.suffix in (".toml", ".py") or (path.suffix in TABLES and path.is_file()):
         text = _read(path, found, word)
         if text is not None:
             found.names.append(os.fsencode(path.stem).decode("utf-8", "replace"))
             found.files.append(path)
             if path.suffix == ".toml":
                 _add_toml(text, word, found)
-            else:
+            elif path.suffix == ".py":
                 _add_nanogpt(text, word, found, _neighbours(path))
+            else:
+                _add_table(text, word, found)
     else:
         found.problems.append(_unknown_source(word, path))
 
@@ -234,6 +239,47 @@ def _read(path: Path, found: _Collected, word: str) -> str | None:
 
 def _add_nanogpt(text: str, path: str, found: _Collected, neighbour: Neighbour = lambda name: None) -> None:
     parsed = nanogpt_file.parse(text, path, set(OPTIONS) | set(ALIASES), LEFT_OUT, NANOGPT_DEFAULTS, neighbour)
+    _add_parsed(parsed, path, found)
+
+
+def _add_table(text: str, path: str, found: _Collected) -> None:
+    """Read YAML or JSON with nanoGPT's keys, such as hydra's files: the names of its tables say nothing."""
+    try:
+        table = table_of(text, path)
+    except UserError as error:
+        found.problems.append(error)
+        return
+    parsed, values = nanogpt_file.ParsedFile(notes=[UserError("config.read_as_nanogpt", path=path)]), {}
+    for key, value in _leaves(table):
+        if values.setdefault(key, value) != value:
+            parsed.problems.append(UserError("config.finetune_twice", path=path, key=key[:60]))
+        elif key in {*OPTIONS, *ALIASES} and not isinstance(value, bool | int | float | str | None):
+            parsed.problems.append(UserError("config.not_data", source=path, what=f"{key} = {value}"[:60], key=key))
+        elif value is not None:
+            number = nanogpt_file.parse_expression(value) if isinstance(value, str) else value  # YAML's 1e-3 is text
+            parsed.settings.append(Setting(key, number if isinstance(number, float) else value, path))
+    _add_parsed(parsed, path, found)
+
+
+def _leaves(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value)
+        else:
+            yield str(key), value
+
+
+def is_nanogpt_table(path: Path) -> bool:
+    """Return whether a file is YAML or JSON with the sizes of a model under nanoGPT's names."""
+    try:
+        text = bounded.read_bytes(path, nanogpt_file.MAX_BYTES).decode("utf-8-sig") if path.suffix in TABLES else ""
+        keys = dict(_leaves(table_of(text, str(path)))).keys() if text else set()
+        return {"n_layer", "n_head", "n_embd"} <= keys and "model_type" not in keys  # which transformers' GPT-2 has
+    except (OSError, ValueError, UserError):
+        return False
+
+
+def _add_parsed(parsed: nanogpt_file.ParsedFile, path: str, found: _Collected) -> None:
     found.notes += parsed.notes
     found.problems += parsed.problems
     own: dict[str, Setting] = {}

@@ -9,6 +9,7 @@ from foretrain.config.finetune.read import is_finetune_file
 from foretrain.config.hub.source import MODEL_FILES, is_repository, model_named
 from foretrain.config.options import OPTIONS
 from foretrain.config.presets import PRESET_ALIASES, PRESETS
+from foretrain.config.resolve import is_nanogpt_table
 
 GPT_SUFFIXES = (".toml", ".py")  # of configs to pretrain with
 TRAINER_SUFFIXES = (".yaml", ".yml", ".json")
@@ -26,6 +27,8 @@ def is_asked(words: Sequence[str] | None) -> bool:
     if first.startswith("hf:") or model_named(first) is not None:
         return True
     path = Path(first)
+    if is_nanogpt_table(path):
+        return False
     if any((path / name).is_file() for name in MODEL_FILES) or path.name in MODEL_FILES or is_finetune_file(first):
         return True
     if path.suffix == ".json" and path.is_file():  # a model's config.json under another name

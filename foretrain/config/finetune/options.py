@@ -65,11 +65,14 @@ BOUNDS: dict[str, Bound] = {
 
 
 class Preferences(NamedTuple):
-    """What one of TRL's trainers makes of a sample: so many sequences, whose log-probabilities it compares with those
-    of a `reference`, the model as it was before. `drifts`: both run each sample with another's answer, too, for the KL
-    divergence, which takes two samples. `whole`: its loss takes whole logits. `generates`: the samples are prompts."""
+    """What one of TRL's trainers (DPOTrainer and DPOConfig of `module`) makes of a sample: so many sequences, whose
+    log-probabilities it compares with those of a `reference`, the model as it was before. `drifts`: both run each
+    sample with another's answer, too, for the KL divergence, which takes two samples. `whole`: its loss takes whole
+    logits. `generates`: the samples are prompts."""
 
+    trainer: str
     sequences: int = 2
+    module: str = "trl"
     reference: bool = False
     drifts: bool = False
     whole: bool = False
@@ -77,12 +80,21 @@ class Preferences(NamedTuple):
 
 
 PREFERENCES = {  # that are planned, of TRL
-    "reward": Preferences(),
-    "dpo": Preferences(reference=True),
-    "kto": Preferences(1, reference=True, drifts=True),
-    **dict.fromkeys(("orpo", "cpo", "simpo"), Preferences(whole=True)),
-    **dict.fromkeys(("grpo", "rloo"), Preferences(1, generates=True)),
+    "reward": Preferences("Reward"),
+    "dpo": Preferences("DPO", reference=True),
+    "kto": Preferences("KTO", 1, reference=True, drifts=True),
+    "orpo": Preferences("ORPO", module="trl.experimental.orpo", whole=True),
+    **dict.fromkeys(("simpo", "cpo"), Preferences("CPO", module="trl.experimental.cpo", whole=True)),
+    "grpo": Preferences("GRPO", 1, generates=True),
+    "rloo": Preferences("RLOO", 1, generates=True),
 }
+# What a trainer is for, by the start of the names of its class and its config: DPOTrainer, DPOConfig.
+TRAININGS: dict[str, str] = {
+    "SFT": "sft", **{kind.trainer: training for training, kind in PREFERENCES.items()},
+    **dict.fromkeys(("OnlineDPO", "XPO", "NashMD", "BCO"), "preference"), "PPO": "ppo", "PPOv2": "ppo",
+    **dict.fromkeys(("GKD", "MiniLLM", "SDFT"), "distillation"), "PRM": "token_classification",
+    "SentenceTransformer": "embedding",
+}  # fmt: skip
 NAMES_OF_TRAINING: dict[str, Training] = {
     "pt": "pretraining", "rm": "reward", "prm": "token_classification", "reward_model": "reward", "ipo": "dpo",
     "online_dpo": "preference", "bco": "preference", "gspo": "grpo", "gdpo": "grpo", "dapo": "grpo",

@@ -28,12 +28,13 @@ SUMMARIES = {
     "chat": "Talk to a run's newest checkpoint: it continues each line, and remembers the conversation.",
     "eval": "Measure bits per byte of any text, and run lm-eval's tasks. Results are kept beside the run.",
     "export": "Export a trained model for Hugging Face, llama.cpp or nanoGPT, or as safetensors.",
+    "doctor": "Check this machine: cards, driver, torch, compiler, memory, disk. Says what each command misses.",
     "demo": "Run everything in about three minutes on two CPU cores: forecast, training, sample, comparison, report.",
     "calibrate": "Measure this device for one to two minutes; later plans use the result. Keep it idle meanwhile.",
     "verify": "Run 24 short cases on this card and compare them with their predictions: about ten minutes.",
     "languages": "List the languages, and how much of each is translated.",
 }
-HEADS = {"plan": "plan", "prepare": "train", "runs": "look_back", "sample": "use_model", "demo": "machine"}
+HEADS = {"plan": "plan", "prepare": "train", "runs": "look_back", "sample": "use_model", "doctor": "machine"}
 
 
 class Program(Group):

@@ -21,6 +21,7 @@ from foretrain.analysis import forecast_check, log_analysis, log_checks, snapsho
 from foretrain.analysis import run as run_explain
 from foretrain.analysis.finetune_memory import FineTuneExplanation
 from foretrain.analysis.live import Top
+from foretrain.app.doctor import Check
 from foretrain.base.records import Note
 from foretrain.comparison import compare
 from foretrain.config.finetune.options import FineTune
@@ -180,6 +181,10 @@ OUTPUTS: dict[str, Output] = {
         "data mix", "a mixture's parts", _object("Mix", out=(str | None, ...), parts=(list[_PART], ...))
     ),
     "foretrain.gpus/1": Output("gpus", "the catalogue", _object("Gpus", gpus=(list[Gpu], ...))),
+    "foretrain.gpus/1#doctor": Output(
+        "doctor", "what this machine has, and what is missing",
+        _object("Doctor", checks=(list[create_model("Checked", __base__=Check, message=(str, ...))], ...)),  # type: ignore[call-overload]
+    ),
     "foretrain.calibration/1": Output("calibrate", "what was measured of a device", Calibration),
     "foretrain.verify/1": Output(
         "verify", "short runs on a card, predicted and measured; also the file to contribute",

@@ -24,9 +24,7 @@ with collected_later(stays=True):  # a fifth of what importing takes
     from foretrain.cli.common import ERR, from_environment, own_words, print_error
 
 EPILOG = """Examples:
-
 foretrain plan gpt2-124m --gpu "RTX 4070"
-
 foretrain demo   (shows everything in three minutes)"""
 
 

@@ -15,6 +15,7 @@ from foretrain.cli import common, completion
 from foretrain.cli.common import own_words, wrong_value
 
 config, hardware = Later("foretrain.config.resolve"), Later("foretrain.hardware.catalogue")
+shown = Later("foretrain.cli.help")
 _UNKNOWN = ("config.unknown_key", "config.unknown_key_near")
 _CLOSE = 0.1  # what is this much less like it than the best is not named
 
@@ -109,6 +110,14 @@ class Number(click.ParamType):
         return number
 
 
+class Option(click.Option):
+    """An option of a command. `group`: where the short help lists it; without one, only --help-all does."""
+
+    def __init__(self, *words: Any, group: str = "", **settings: Any) -> None:
+        super().__init__(*words, **settings)
+        self.group = group
+
+
 def _kind(type: type, low: float | None = None, high: float | None = None) -> click.ParamType:
     if type in (int, float):
         return Number(type, low, high)
@@ -141,11 +150,16 @@ def option(
     kind = type or (str if settings.get("default") is None else settings["default"].__class__)
     if spelling == "--gpu":
         settings["shell_complete"] = lambda ctx, param, incomplete: completion.cards(incomplete)
-    return click.option(*filter(None, (spelling, name)), **_settings(_kind(kind, low, high), help, metavar, settings))
+    words_of_click, declared = (
+        filter(None, (spelling, name)),
+        _settings(_kind(kind, low, high), help, metavar, settings),
+    )
+    return click.option(*words_of_click, cls=Option, **declared)
 
 
-def flag(spelling: str, help: str, *, name: str = "") -> Declaration:
-    return click.option(*filter(None, (spelling, name)), is_flag=True, default=False, help=help)
+def flag(spelling: str, help: str, *, name: str = "", group: str = "") -> Declaration:
+    words = filter(None, (spelling, name))
+    return click.option(*words, cls=Option, is_flag=True, default=False, help=help, group=group)
 
 
 def argument(words: str, help: str, *, type: type = str, **settings: Any) -> Declaration:
@@ -162,7 +176,9 @@ words_argument = argument(
     nargs=-1,
     shell_complete=completion.configs,
 )
-json_option = flag("--json", "Print one JSON object to stdout; everything else goes to stderr.", name="as_json")
+json_option = flag(
+    "--json", "Print one JSON object to stdout; everything else goes to stderr.", name="as_json", group="output"
+)
 quiet_option = flag("--quiet", "Print only results and errors.")
 
 
@@ -199,6 +215,22 @@ GPU_FILE = click.Option(
 )
 
 
+def _show_all(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        click.echo(shown.shown(ctx.command, ctx, whole=True), color=ctx.color)
+        ctx.exit()
+
+
+HELP_ALL = click.Option(
+    ["--help-all"],
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_show_all,
+    help="Show every option, of the config too, and exit.",
+)
+
+
 class Command(click.Command):
     """A command whose help is in the language that is spoken, and whose errors are sentences of ours."""
 
@@ -209,14 +241,19 @@ class Command(click.Command):
         self.params.append(LANG)
         if name in TAKE_A_CARD or any(each.name == "gpu" for each in self.params):
             self.params.append(GPU_FILE)
+        if self.is_grouped:
+            self.params.append(HELP_ALL)
+
+    @property
+    def is_grouped(self) -> bool:
+        """Return whether --help lists what people use, and --help-all the rest."""
+        return any(getattr(each, "group", "") in ("questions", "run") for each in self.params)
 
     def get_help_option_names(self, ctx: click.Context) -> list[str]:
         return ["--help", "-h"]
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        from foretrain.cli import help
-
-        formatter.write(help.shown(self, ctx))
+        formatter.write(shown.shown(self, ctx))
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -261,6 +298,10 @@ class Group(Command, click.Group):
 
     def summaries(self) -> dict[str, str]:
         return {name: each.help or "" for name, each in self.commands.items()}
+
+    def heads(self) -> dict[str, str]:
+        """Return {the first command of a group: the heading of that in the help}."""
+        return {}
 
     def members(self) -> dict[str, click.Command]:
         ctx = click.Context(self)

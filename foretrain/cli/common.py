@@ -168,7 +168,7 @@ def from_environment() -> None:
     word = os.environ.get(VARIABLE, "")
     if word:
         speak(word, VARIABLE)
-    if not {"--help", "-h"}.isdisjoint(own_words()):
+    if not {"--help", "-h", "--help-all"}.isdisjoint(own_words()):
         speak_typed()
 
 

@@ -1,8 +1,9 @@
 """What a shell offers when Tab is pressed, and how it comes to ask: click's scripts for bash, zsh, fish, PowerShell."""
 
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem, get_completion_class
@@ -46,11 +47,16 @@ def among(words: Callable[[], Sequence[str]]) -> Callable[[click.Context, click.
     return lambda ctx, param, incomplete: [w for w in words() if w.lower().startswith(incomplete.lower())]
 
 
+def options_of(command: str) -> dict[str, Mapping[str, Any]]:
+    """Return the options of each kind of run that a command's config may have."""
+    others = {"finetuning": finetuning.FINETUNE_OPTIONS, "inference": inference.WORDS.options}
+    return {"pretraining": pretraining.OPTIONS} | (others if command in ("plan", "advise") else {})
+
+
 def config_options(incomplete: str, command: str = "") -> list[str]:
     """Options of a command's runs that begin with this, in either spelling: --n_layer=, --n-layer=."""
     written = "--" + incomplete.removeprefix("--").replace("-", "_")
-    others = (finetuning.FINETUNE_OPTIONS, inference.WORDS.options) if command in ("plan", "advise") else ()
-    names = dict.fromkeys(name for options in (pretraining.OPTIONS, *others) for name in options)
+    names = dict.fromkeys(name for options in options_of(command).values() for name in options)
     return [f"--{name}=" for name in names if f"--{name}".startswith(written)]
 
 

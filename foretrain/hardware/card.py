@@ -68,7 +68,7 @@ SLOWING = ("thermal", "hardware_thermal", "hardware_slowdown", "power_brake", "p
 
 INTERVAL_S = 0.1  # between samples of a load
 # Cores of a multiprocessor by compute capability, from the CUDA programming guide; else 128.
-_CORES_PER_SM = {(7, 0): 64, (7, 5): 64, (8, 0): 64, (6, 0): 64}
+_CORES_PER_SM: dict[tuple[int, ...], int] = {(7, 0): 64, (7, 5): 64, (8, 0): 64, (6, 0): 64}
 
 
 class CardSample(Record):
@@ -168,12 +168,23 @@ class Cards:
         clock_ghz, power_w = self._clock_ghz(self._handles[index]), self._power_w(self._handles[index])
         return None if clock_ghz is None or power_w is None else (clock_ghz, power_w)
 
+    def cuda(self) -> tuple[int, ...] | None:
+        """Return the newest CUDA release that the driver runs."""
+        number = self._ask("nvmlSystemGetCudaDriverVersion_v2") if self.facts else None
+        return (number // 1000, number % 1000 // 10) if isinstance(number, int) else None
+
+    def capability(self, index: int) -> tuple[int, ...] | None:
+        found = self._ask("nvmlDeviceGetCudaComputeCapability", self._handles[index])
+        return found and tuple(found)
+
+    def users(self, index: int) -> list[int]:
+        """Return the processes that use a card, as far as NVML sees them."""
+        kinds = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses")
+        return sorted({each.pid for kind in kinds for each in self._ask(kind, self._handles[index]) or ()})
+
     def sm_count(self, index: int) -> int | None:
-        capability = self._ask("nvmlDeviceGetCudaComputeCapability", self._handles[index])
-        cores = self._ask("nvmlDeviceGetNumGpuCores", self._handles[index])
-        if capability is None or cores is None:
-            return None
-        return cores // _CORES_PER_SM.get(tuple(capability), 128)
+        capability, cores = self.capability(index), self._ask("nvmlDeviceGetNumGpuCores", self._handles[index])
+        return None if capability is None or cores is None else cores // _CORES_PER_SM.get(capability, 128)
 
     def close(self) -> None:
         if self._nvml is not None:

@@ -6,10 +6,11 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import click
 import pytest
 
 from foretrain.base import messages
-from foretrain.cli import app, help
+from foretrain.cli import app, completion, help
 from foretrain.cli.command import Group
 from foretrain.cli.commands import SUMMARIES
 from tests.kit.command import foretrain
@@ -76,6 +77,34 @@ def test_help_in_english_is_what_the_code_says() -> None:
     assert said.startswith("Usage:")
     assert "foretrain train [OPTIONS]" in said
     assert "Resume from the last checkpoint automatically after a crash." in said
+
+
+@pytest.mark.parametrize("name", ["plan", "advise", "train"])
+def test_help_shows_what_is_used_and_help_all_the_rest(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    short, whole = (foretrain(name, word).stdout for word in ("--help", "--help-all"))
+    assert short.count("\n") <= 70
+    listed, all_listed = (re.findall(r"^│ (--[\w-]+)", text, re.MULTILINE) for text in (short, whole))
+    declared = [each.opts[0] for each in ROOT.members()[name].get_params(click.Context(ROOT)) if each.opts[0][0] == "-"]
+    assert set(listed) < set(all_listed)
+    assert set(declared) <= set(all_listed)
+    assert f"All {len(all_listed)} options: foretrain {name} --help-all" in short
+    for options in completion.options_of(name).values():
+        assert {option.replace("_", "-") for option in options} <= {each[2:].replace("_", "-") for each in all_listed}
+    assert ("--lora-r" in listed) == (name != "train")
+    examples = ROOT.members()[name].epilog.split("\n\n")
+    assert words_of(examples[0]) in words_of(short)
+    assert words_of("\n".join(examples)) in words_of(whole)
+
+
+def test_a_command_alone_lists_commands_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    shown = foretrain().stdout
+    groups = re.split(r"^╭─ (.+?) ─+╮$", shown, flags=re.MULTILINE)
+    titles = dict(zip(groups[1::2], groups[2::2], strict=True))
+    assert next(iter(titles)) == "Plan"
+    assert "│ train " in titles["Train and fine-tune"]
+    assert sorted(re.findall(r"^│ (\w+) ", shown, re.MULTILINE)) == sorted(SUMMARIES)
 
 
 def test_an_error_names_the_option_that_was_typed() -> None:

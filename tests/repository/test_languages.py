@@ -30,6 +30,7 @@ from foretrain.base.quantities import parse_limit
 from foretrain.cli import app
 from foretrain.cli import help as cli_help
 from foretrain.config.finetune.options import FINETUNE_OPTIONS
+from foretrain.config.inference import WORDS
 from foretrain.config.options import OPTIONS
 from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import find
@@ -66,7 +67,9 @@ from tests.kit.language import ARABIC, BRACKETS, ENGLISH, SAME, pretending, unsa
 from tests.kit.reports import run_document
 
 KNOBS = {f"knob.{knob.name}": knob.help for knob in OPTIONS.values()}
-KNOBS |= {f"finetune_knob.{option.name}": option.help for option in FINETUNE_OPTIONS.values()}
+KNOBS |= {
+    f"{option.texts}.{option.name}": option.help for option in (*FINETUNE_OPTIONS.values(), *WORDS.options.values())
+}
 HELPS = KNOBS | cli_help.texts(app)
 WANTED = ENGLISH | HELPS
 OWN = [id for id in messages.languages() if id != "en"]
@@ -107,7 +110,9 @@ def test_language_has_only_english_ids_with_same_placeholders(id: str) -> None:
             assert key in WANTED, key
             assert isinstance(own, str), key
             assert own.strip() or not WANTED[key], key
-            if not key.startswith(("knob.", "finetune_knob.", "cli_help.")):  # helps are not templates
+            if not key.startswith(
+                ("knob.", "finetune_knob.", "inference_knob.", "cli_help.")
+            ):  # helps are not templates
                 assert not_nouns(own) == not_nouns(WANTED[key]), key
                 said = messages.say(key, id, **{n: sample(s, c) for n, s, c in values_of(own)})
                 assert said.strip() or not own, key

@@ -64,6 +64,7 @@ PLANNED: tuple[tuple[str, ...], ...] = (
     ("runs", "--json"),
     ("gpus",),
     ("languages",),
+    ("doctor",),
     ("--help",),
     ("--version",),
 )

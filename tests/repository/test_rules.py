@@ -31,7 +31,7 @@ from tests.kit.command import REPO, foretrain
 PACKAGE = REPO / "foretrain"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-MAX_FUNCTION_LINES, MAX_OPTIONS = 60, 180
+MAX_FUNCTION_LINES, MAX_OPTIONS = 60, 181
 # A file holds one subject in 120 to 500 lines, and a package has 4 to 15 files or is a file. These numbers only ever
 # become smaller. The house stands at 330 files, 75,000 lines, 150 tables that ruff leaves alone, and none of the others.
 SIZE = {
@@ -66,7 +66,7 @@ ROOMS: dict[str, set[str]] = {
     "cli": set(),
 }
 # Imports within functions: what takes long to import and is not always needed. This number only ever becomes smaller.
-DEFERRED_IMPORTS = 49
+DEFERRED_IMPORTS = 48
 
 # Modules that import one another. This list only ever becomes shorter: cure one, and delete its line.
 CYCLES: set[tuple[str, ...]] = set()
@@ -606,12 +606,14 @@ def test_exported_names_are_sorted_and_real() -> None:
 
 
 def test_command_line_surface_is_bounded() -> None:
-    """Options stay few, without --lang and --gpu-file, which (nearly) every command has; raise the number in a visible line."""
+    """Options stay few, without what (nearly) every command has; raise the number in a visible line."""
     options = [
         p
         for c in app.members().values()
         for p in c.params
-        if p.param_type_name == "option" and p.name not in ("lang", "gpu_file") and not getattr(p, "hidden", False)
+        if p.param_type_name == "option"
+        and p.name not in ("lang", "gpu_file", "help_all")
+        and not getattr(p, "hidden", False)
     ]
     assert len(options) <= MAX_OPTIONS
 

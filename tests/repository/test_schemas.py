@@ -63,6 +63,7 @@ ANSWERS = {
         "verify", "--show", str(REPO / "tests" / "data" / "verify_on_a_card_that_computes_nothing.json"),
     ),
     "foretrain.gpus/1": ("gpus",),
+    "foretrain.gpus/1#doctor": ("doctor",),
     "foretrain.languages/1": ("languages",),
     "foretrain.run/1#top": ("top",),
 }  # fmt: skip

@@ -17,11 +17,8 @@ from foretrain.reports import text
 from foretrain.reports.views import agreement as calibration_view
 
 EPILOG = """Examples:
-
 foretrain calibrate
-
 foretrain calibrate --quick   (a third of the time: fp32 only, not compiled)
-
 foretrain calibrate --show --json"""
 
 

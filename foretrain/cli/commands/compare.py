@@ -16,19 +16,12 @@ from foretrain.reports.views import run as run_view
 from foretrain.runs.columns import NAMES
 
 EPILOG = """Examples:
-
 foretrain compare out-baby   (one run: its forecast against what it measured)
-
 foretrain compare out-a out-b
-
 foretrain compare b1.log+b1.py b2.log+b2.py --gpu "RTX 4070"   (logs, each with the config of its run)
-
 foretrain compare mine=out theirs=runs/Nov27_12-00-00_host   (what TensorBoard, wandb, trackio keep)
-
 foretrain compare before=out-a after=plan.json faster=my.toml+batch_size=8 --gpu 4070
-
 foretrain compare a.csv+my.toml b.csv+my.toml+learning_rate=1e-3 --column train_loss=my/loss --json
-
 foretrain compare home=my.toml+gpu=4070 cloud=my.toml+gpu=A100-SXM4-80GB --price "A100-SXM4-80GB=1.2" """
 
 

@@ -21,44 +21,27 @@ from foretrain.reports import text
 from foretrain.reports.views import data as data_view
 
 EPILOG = """Examples:
-
 foretrain data info data/fineweb-edu
-
 foretrain data verify data/fineweb-edu --json
-
 foretrain data head data/fineweb-edu --document 1000
-
 foretrain data mix fineweb-edu=0.7 code=0.3 --out mix.toml --tokens 10B"""
 
 INFO_EPILOG = """Examples:
-
 foretrain data info data/fineweb-edu
-
 foretrain data info s3://bucket/fineweb-edu --json
-
 foretrain data info edu_fineweb10B --count   (no index: reads every token)"""
-
 VERIFY_EPILOG = """Examples:
-
 foretrain data verify data/fineweb-edu
-
 foretrain data verify mix.toml --json"""
 
 HEAD_EPILOG = """Examples:
-
 foretrain data head data/fineweb-edu
-
 foretrain data head data/fineweb-edu --split val --document 12 --tokens 500
-
 foretrain data head openwebtext --at 1000000000"""
 
 MIX_EPILOG = """Examples:
-
 foretrain data mix fineweb-edu=0.7 code=0.3 --out mix.toml
-
 foretrain data mix fineweb-edu=70 code=30 --tokens 10B"""
-
-
 data_command = Group("data", help="Datasets: statistics, checksums, text behind tokens, mixtures.", epilog=EPILOG)
 dataset_argument = argument("name DATASET", "A folder, a name under data/, a mix.toml, or s3://…, gs://…, hf://….")
 

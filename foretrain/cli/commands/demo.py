@@ -30,9 +30,7 @@ from foretrain.runs.record import SCHEMA
 from foretrain.training.contention import Clock, Contention
 
 EPILOG = """Examples:
-
 foretrain demo
-
 foretrain demo --steps 200        (a shorter look)"""
 
 

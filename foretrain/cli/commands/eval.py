@@ -15,15 +15,10 @@ from foretrain.reports import text
 from foretrain.reports.views import scores
 
 EPILOG = """Examples:
-
 foretrain eval out-baby                        (bits per byte of its validation data)
-
 foretrain eval out-baby --text notes.txt --text README.md
-
 foretrain eval out-baby --best --tasks lambada_openai,hellaswag
-
 foretrain eval out-baby --tasks my_task --include-path my-tasks   (a task of your own, without a network)
-
 foretrain eval my-hugging-face-folder --text notes.txt --json"""
 
 _LIVE_EVERY_S, _LINE_EVERY_S = 0.1, 10.0  # a log file wants fewer lines than a terminal

@@ -16,23 +16,14 @@ from foretrain.reports.views import run_explain
 from foretrain.reports.views import trainer_run as trainer_view
 
 EPILOG = """Examples:
-
 foretrain explain out-baby              (a run, or a watched run)
-
 foretrain explain out-baby --limit      (how near the machine's limit, operation by operation)
-
 foretrain explain snapshot.pickle       (torch.cuda.memory._dump_snapshot of any program; read as data, never run)
-
 foretrain explain train.log
-
 foretrain explain train.log --config config/train_gpt2.py --gpu "RTX 4070"
-
 foretrain explain train.log --config my.py --batch_size=8 --json
-
 ssh box cat out/train.log | foretrain explain - --config my.py --gpu 4090
-
 foretrain explain out-qwen/foretrain
-
 foretrain explain wandb/offline-run-20261127_153104-wj13is4z   (what a tracker keeps)"""
 
 

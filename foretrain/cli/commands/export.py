@@ -13,15 +13,10 @@ from foretrain.cli.common import ERR, OUT, need_one_of, noted, print_json
 from foretrain.training.exports.forms import FORMS, GGUF_TYPES, Exported, Form, GgufType
 
 EPILOG = """Examples:
-
 foretrain export out-baby --to hf --out my-gpt
-
 foretrain export out-baby --to hf --push my-name/my-gpt
-
 foretrain export out-baby --to gguf --gguf-type q8_0
-
 foretrain export out-baby --to nanogpt --out nanoGPT/out --best
-
 foretrain export out-baby/checkpoints/step-0000001200 --to safetensors"""
 
 

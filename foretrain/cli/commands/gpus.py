@@ -7,11 +7,8 @@ from foretrain.reports import text
 from foretrain.reports.document import Cell, Document, Message, Quantity, Section, Table
 
 EPILOG = """Examples:
-
 foretrain gpus
-
 foretrain gpus 4070
-
 foretrain gpus --json"""
 
 

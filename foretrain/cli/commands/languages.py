@@ -7,11 +7,8 @@ from foretrain.reports import text
 from foretrain.reports.document import Cell, Document, Message, Section, Table
 
 EPILOG = """Examples:
-
 foretrain languages
-
 foretrain plan gpt2-124m --gpu 4070 --lang en
-
 FORETRAIN_LANG=en foretrain gpus"""
 
 

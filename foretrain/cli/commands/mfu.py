@@ -14,11 +14,8 @@ from foretrain.reports import text
 from foretrain.reports.views.log import utilization_document
 
 EPILOG = """Examples:
-
 foretrain mfu my.py --tokens-per-s 134k --gpu "RTX 4070"
-
 foretrain mfu my.py --step-time 3.9 --gpu 4070 --clock 2.63GHz
-
 foretrain mfu gpt2-124m --tokens-per-s 1.2M --gpu "H100 SXM5 80GB" --dtype bfloat16 --json"""
 
 

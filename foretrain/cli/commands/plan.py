@@ -6,59 +6,35 @@ import click
 
 from foretrain.base.installation import Later
 from foretrain.cli.command import OF_CONFIG, command, flag, json_option, option, quiet_option, words_argument
-from foretrain.cli.planning import options, reading
+from foretrain.cli.planning import options
 
-printing = Later("foretrain.cli.planning.printing")
+printing, reading = Later("foretrain.cli.planning.printing"), Later("foretrain.cli.planning.reading")
 
 EPILOG = """Examples:
-
 foretrain plan gpt2-124m --gpu "RTX 4070" --used-by-others 2GB
-
 foretrain plan config/train_gpt2.py --gpu 4070 --batch_size=8 --compile=false
+foretrain plan my.py --gpu 4070 --used-by-others 2GB --largest batch_size
+foretrain plan my.py --gpus "2 x RTX 4090"   (does a second card pay?)
+foretrain plan qwen3-8b --method qlora --batch-size 1 --gpu 4070   (fine-tuning)
+foretrain plan axolotl.yaml --gpu 3090   (also LLaMA-Factory, TRL, torchtune, unsloth)
+foretrain plan llama-3.1-8b --inference --weights q4_k_m --gpu 4070   (generating text)
 
 foretrain plan my.toml --gpu 3060,4070,4090 --json
-
 foretrain plan my.toml --gpu 4070 --step-time 3.9   (hours and MFU from your log)
-
 foretrain plan config/train_gpt2.py --gpu 4070 --exact   (traces the real step, without a GPU)
-
 foretrain plan my.py --gpu 4070 --explain --observed 6582MiB --process 4464MiB   (why is it so much?)
-
-foretrain plan my.py --gpu 4070 --used-by-others 2GB --largest batch_size
-
 foretrain plan my.py --gpu 3060,4070 --batch_size=auto --total_batch_size=524288   (the micro-batch that fits)
-
 foretrain plan my.py --gpu 4070,4090,A100-SXM4-80GB --price "4090=0.35,A100-SXM4-80GB=1.2"   (which card?)
-
-foretrain plan my.py --gpus "2 x RTX 4090"   (DDP, ZeRO-1 and FSDP2 side by side: does a second card pay?)
-
 foretrain plan my.py --gpus "2 nodes x 8 x H100 SXM5" --strategy=hsdp --full
-
 foretrain plan my.py --gpu 4070 --within 12h --write shorter.toml   (also 5EUR, 3kWh; --tokens 10B)
-
 foretrain plan --gpu 4070 --best --within 20h --data-tokens 3.68B   (which model?)
-
-foretrain plan llama-3.2-1b --method lora --seq-len 4096 --batch-size 2 --gpu 4070   (fine-tuning)
-
+foretrain plan llama-3.2-1b --method lora --seq-len 4096 --batch-size 2 --gpu 4070
 foretrain plan hf:Qwen/Qwen3-8B --method qlora --gradient-checkpointing --gpu 4090
-
 foretrain plan qwen3-0.6b --method lora --gpu 4070 --write-script train.py
-
-foretrain plan axolotl.yaml --gpu 3090   (also LLaMA-Factory, TRL, torchtune, unsloth, TrainingArguments)
-
 foretrain plan qwen3-8b --method qlora --batch-size 1 --gpu 3090,4090 --within 5EUR --data-tokens 10M
-
-foretrain plan llama-3.1-8b --inference --weights q4_k_m --context 16k --gpu 4070   (generating text)
-
 foretrain plan hf:Qwen/Qwen3-8B --inference --weights int8 --batch 8 --gpu A100-SXM4-80GB
-
 foretrain plan qwen3-30b-a3b --inference --weights q4_k_m --n-cpu-moe 30 --gpu 3060   (experts in the computer's memory)
-
-foretrain plan --inference --context 16k --gpu 4070   (which models run there?)
-
-Fine-tuning takes --method, --lora-r, --seq-len, --optim, --packing, --epochs and more: see docs/fine-tuning.md.
-
-Generating text takes --context, --batch, --weights, --kv, --n-cpu-moe and more: see docs/inference.md."""
+foretrain plan --inference --context 16k --gpu 4070   (which models run there?)"""
 
 
 @command("plan", EPILOG, **OF_CONFIG)
@@ -70,28 +46,41 @@ Generating text takes --context, --batch, --weights, --kv, --n-cpu-moe and more:
 @options.others
 @option("--step-time", "Seconds per iteration from your log, for hours, MFU and energy.", type=float)
 @option("--logged-mfu", "The mfu that nanoGPT printed, in percent, for the step time.", type=float)
-@flag("--check", "Exit with code 3 if the step of the verdict does not fit, may not fit or does not run there.")
+@flag(
+    "--check",
+    "Exit with code 3 if it does not fit. Also if it may not fit, or does not run there.",
+    group="questions",
+)
 @flag(
     "--inference",
-    "Plan generating text instead of training: memory with the KV cache, tokens per second. Takes "
-    "--context, --batch, --weights, --kv, --prompt, --engine, --split, --n-gpu-layers, --n-cpu-moe.",
+    "Plan generating text instead of training. Memory with the KV cache, tokens per second.",
+    group="inference",
 )
 @option(
     "--trainer NAME",
     "Which step the answers are about: foretrain or nanogpt. Default: nanogpt for nanoGPT's own files, else foretrain.",
     default="",
 )
-@flag("--exact", "Trace the real step for this card. Takes seconds; needs torch, but no GPU.")
-@flag("--explain", "Show where the memory goes: each component, each tensor at the peak, and nvidia-smi's figures.")
+@flag(
+    "--exact",
+    "Trace the real step for this card. Takes seconds; needs torch, but no GPU.",
+    group="questions",
+)
+@flag(
+    "--explain",
+    "Show where the memory goes. That is each component, each tensor at the peak, and nvidia-smi's figures.",
+    group="questions",
+)
 @option("--observed", "With --explain: memory in use on the card by nvidia-smi, such as 6582MiB.", default="")
 @option("--process", "With --explain: memory of the process by nvidia-smi, such as 4464MiB.", default="")
 @option(
     "--largest OPTION",
-    "Find the largest batch_size, block_size or n_layer that fits (fine-tuning: batch_size, seq_len or "
-    "lora_r): estimated, with --exact traced.",
+    "Find the largest batch_size, block_size or n_layer that fits. Fine-tuning: batch_size, seq_len or lora_r. It is "
+    "estimated; with --exact traced.",
     default="",
+    group="questions",
 )
-@flag("--smallest-card", "Find the smallest card on which the run fits.")
+@flag("--smallest-card", "Find the smallest card on which the run fits.", group="questions")
 @option("--snapshot FILE", "Write the trace as a memory snapshot for pytorch.org/memory_viz.", type=Path)
 @option(
     "--alloc-conf TEXT",
@@ -111,9 +100,13 @@ Generating text takes --context, --batch, --weights, --kv, --n-cpu-moe and more:
     "Grams of CO2 per kWh of your electricity; see ourworldindata.org/grapher/carbon-intensity-electricity.",
     type=float,
 )
-@option("--within LIMIT", "How many steps fit in 12h, 90m, 1d12h, in 3kWh, or in 5EUR?")
+@option("--within LIMIT", "How many steps fit in 12h, 90m, 1d12h, in 3kWh, or in 5EUR?", group="questions")
 @option("--tokens COUNT", "How many steps fit in 10B tokens?")
-@flag("--best", "With --within: find the GPT with the lowest estimated loss that fits the card and the limit.")
+@flag(
+    "--best",
+    "With --within: find the GPT that is best to train. It has the lowest estimated loss of those that fit.",
+    group="questions",
+)
 @option("--data-tokens COUNT", "Tokens in your training data, such as 3.68B or 10M; longer runs repeat data.")
 @option("--write FILE.toml", "Write the config that --within, --tokens or --best finds.", type=Path)
 @option(
@@ -123,11 +116,12 @@ Generating text takes --context, --batch, --weights, --kv, --n-cpu-moe and more:
 )
 @option(
     "--write-script FILE.py",
-    "Fine-tuning: write a script that trains what was planned, with transformers' Trainer or TRL.",
+    "Write a script that trains what was planned. It fine-tunes with transformers' Trainer or TRL.",
     type=Path,
+    group="output",
 )
-@flag("--full", "Print everything: phases, every byte with its formula, FLOPs, energy, notes.")
-@flag("--oneline", "Print one line, to paste into a forum or a chat.")
+@flag("--full", "Print everything: phases, formulas, FLOPs, energy, notes.", group="output")
+@flag("--oneline", "Print one line, to paste into a forum or a chat.", group="output")
 @json_option
 @quiet_option
 @click.pass_context

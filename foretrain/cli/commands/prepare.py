@@ -26,15 +26,10 @@ if TYPE_CHECKING:
     from foretrain.data.prepare.sources import PrepareOptions
 
 EPILOG = """Examples:
-
 foretrain prepare books/ --tokenizer gpt2 --out data/books
-
 foretrain prepare 'dump/*.jsonl.zst' --text-column content --train-bpe 32000 --dedup --out data/dump
-
 foretrain prepare hf://datasets/HuggingFaceFW/fineweb-edu/sample/10BT --tokens 3.68B --val 0.5% --out data/edu --plan
-
 zcat dump.jsonl.gz | foretrain prepare - --tokenizer byte --out data/dump
-
 Run the same command again to resume."""
 
 SCHEMA, PLAN_SCHEMA = "foretrain.data/1#prepared", "foretrain.data/1#plan"

@@ -18,19 +18,12 @@ from foretrain.reports import making
 
 SCHEMA = "foretrain.report/1"
 EPILOG = """Examples:
-
 foretrain report out-baby --open                        (a run, or a watched run)
-
 foretrain report gpt2-124m --gpu "RTX 4070" --batch_size=8   (a plan)
-
 foretrain report train.log+config.py --gpu 4070         (a log with the config of its run)
-
 foretrain report out-a out-b --out ab.html              (a comparison)
-
 foretrain report b1.log+b1.py b2.log+b2.py --gpu 4070 --open
-
 foretrain report gpt2-124m --gpus "2 x RTX 4090"        (a plan for several cards)
-
 foretrain report llama-3.1-8b --inference --gpu 3060    (a plan of generating text)"""
 
 

@@ -15,13 +15,9 @@ from foretrain.runs.folder import RunDirectory
 from foretrain.runs.record import SCHEMA, RunRecord, source_of
 
 EPILOG = """Examples:
-
 foretrain runs
-
 foretrain runs ~/experiments --json
-
 foretrain runs --tag sweep                       (only runs with this tag)
-
 foretrain runs out-3 --name "wider MLP" --add-tag sweep --note "twice the width"        (say what a run is)"""
 run_argument = argument("run RUN", "A run directory; `foretrain runs` lists them.", type=Path)
 

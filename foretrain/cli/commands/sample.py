@@ -137,24 +137,16 @@ def _line(*, typed: bool) -> str | None:
 
 
 EPILOG = """Examples:
-
 foretrain sample out-baby
-
 foretrain sample out-baby --prompt "class " --tokens 500 --temperature 0.7 --top-p 0.9
-
 foretrain sample out-baby --interactive   (as `foretrain chat out-baby`)"""
 
 
 CHAT_EPILOG = """Examples:
-
 foretrain chat out-baby
-
 foretrain chat out-baby --temperature 0.7 --top-p 0.9 --tokens 100
-
 echo "def area(r):" | foretrain chat out-baby --quiet   (also from a pipe)
-
 Within: /help, /reset, /temperature 0.7, /top_k 40, /top_p 0.9, /tokens 100. Ctrl-C stops a reply, Ctrl-D ends."""
-
 temperature_option = option(
     "--temperature", "Sampling temperature; 0 always picks the most likely token.", default=0.8, low=0, high=10
 )

@@ -12,11 +12,8 @@ from foretrain.cli.command import command, flag, json_option, option, quiet_opti
 from foretrain.cli.common import OUT, asked_for, print_json
 
 EPILOG = """Examples:
-
 foretrain serve
-
 foretrain serve --open
-
 foretrain serve --runs ~/experiments --runs out --port 9000"""
 
 

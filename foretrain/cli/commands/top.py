@@ -16,13 +16,9 @@ from foretrain.reports import text
 from foretrain.reports.views.runs import top_document
 
 EPILOG = """Examples:
-
 foretrain top
-
 foretrain top ~/experiments --interval 5
-
 foretrain top --once               (one picture, for a script or a log)
-
 foretrain top --json               (one object, for a program)"""
 _HEAD = 12  # lines of a screen that are not for runs, besides the cards'
 

@@ -167,36 +167,37 @@ def hangup_ignored() -> Iterator[None]:
 
 
 EPILOG = """Examples:
-
 foretrain train baby
-
 foretrain train config/train_shakespeare_char.py --device=cpu --compile=false
-
 foretrain train config.py --init_from=nanoGPT/out/ckpt.pt --init_optimizer        (continue where nanoGPT stopped)
-
 foretrain train my.toml --batch_size=auto    (the largest micro-batch that fits here)
-
 foretrain train my.toml --resume auto        (after Ctrl-C, a crash or a power cut)
-
 foretrain train my.toml --auto-restart       (resumes automatically after a crash)
-
 foretrain train my.toml --name "wider MLP" --tag sweep --note "twice the width"
-
 foretrain train my.toml --report-to tensorboard,trackio    (wandb too; docs/trackers.md)
-
 foretrain train my.toml --gpus 2             (on two GPUs; torchrun and Slurm's srun work too)"""
 
 
 @command("train", EPILOG, **OF_CONFIG)
 @words_argument
-@option("--resume", "auto: resume the newest unfinished run in this out_dir; no: start a new one.", default="no")
+@option(
+    "--resume WORD",
+    "auto: resume the newest unfinished run in this out_dir; no: start a new one.",
+    default="no",
+    group="run",
+)
 @flag("--no-trial", "With batch_size = auto: trust the forecast and skip the trial.")
-@flag("--auto-restart", "Resume from the last checkpoint automatically after a crash.")
-@option("--name", "What to call the run in lists, comparisons and reports.")
+@flag("--auto-restart", "Resume from the last checkpoint automatically after a crash.", group="run")
+@option("--name", "What to call the run in lists, comparisons and reports.", group="run")
 @option("--note", "A note to keep with the run.")
 @option("--tag", "A tag to find the run by; may be given several times.", multiple=True)
 @option(
-    "--gpus", "Train on N GPUs of this machine, a process each; without GPUs on the CPU.", default=0, low=0, high=1024
+    "--gpus N",
+    "Train on N GPUs of this machine, a process each; without GPUs on the CPU.",
+    default=0,
+    low=0,
+    high=1024,
+    group="run",
 )
 @json_option
 @quiet_option

@@ -29,15 +29,10 @@ from foretrain.reports.views.tune import difference
 LEAST_BUDGET_S = 10.0
 
 EPILOG = """Examples:
-
 foretrain tune config/train_shakespeare_char.py --write tuned.toml   (then: foretrain train tuned.toml)
-
 foretrain tune my.toml --budget 10min --trials 40
-
 foretrain tune my.toml --options batch_size,compile,loss_chunk_size
-
 foretrain tune my.toml --gpus 2   (the strategy too: DDP, ZeRO-1, FSDP2)
-
 foretrain tune my.toml --memory_limit=10GiB --json   (every trial, and speed against memory)"""
 
 

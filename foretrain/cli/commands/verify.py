@@ -23,13 +23,9 @@ from foretrain.reports.views import agreement as verify_view
 from foretrain.reports.views.agreement import errors_of, why
 
 EPILOG = """Examples:
-
 foretrain verify
-
 foretrain verify --only 124M --again
-
 foretrain verify --show foretrain-verify-nvidia-geforce-rtx-4070.json
-
 foretrain verify --device cpu   (8 small cases, for a machine without a card)"""
 
 

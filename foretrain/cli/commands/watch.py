@@ -20,13 +20,9 @@ from foretrain.runs.record import SCHEMA, WatchedRun
 from foretrain.training.watch import watch
 
 EPILOG = """Examples:
-
 foretrain watch -- python train.py config/train_gpt2.py
-
 foretrain watch --out runs/a --interval 5 -- torchrun --nproc_per_node=2 train.py
-
 foretrain watch --json -- ./train_gpt2cu > watch.json        (the command's output goes to stderr)
-
 foretrain explain watch                                      (where memory and time went)"""
 # What stands behind the first word of the command is the command's.
 EMPTY_S = 5.0  # a silent command that runs longer was perhaps working

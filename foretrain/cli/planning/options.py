@@ -3,15 +3,17 @@
 from foretrain.cli.command import option
 
 gpu = option(
-    "--gpu",
-    "The card to plan for, such as 'RTX 4070'; 3060,4070 compares cards; cpu means this machine.",
+    "--gpu CARD",
+    "The card, such as 'RTX 4070'; 3060,4070 compares cards. cpu means this machine.",
     default="auto",
+    group="card",
 )
 gpus = option(
     "--gpus CARDS",
-    "Cards that train one model together, such as '2 x RTX 4090' or '2 nodes x 8 x A100'; a count alone is of each "
+    "Cards that train one model together, such as '2 x RTX 4090'. Or '2 nodes x 8 x A100'; a count alone is of each "
     "card of --gpu.",
     default="",
+    group="card",
 )
 link = option(
     "--link NAME",
@@ -26,13 +28,15 @@ network = option(
     default="",
 )
 others = option(
-    "--used-by-others",
+    "--used-by-others SIZE",
     "Memory used by other programs on the card, such as 2GB. On this machine's card foretrain measures it.",
     name="others",
     default="",
+    group="card",
 )
 price = option(
     "--price PRICE",
-    "Rent per hour of the card or machine, such as 0.35/h or '$0.35/h'; for several cards also '4090=0.35,A100=1.2'; "
-    "with --gpus of each card. A rented card costs its rent and no electricity.",
+    "Rent per hour of the card or machine, such as 0.35/h. Or '$0.35/h'; for several cards also "
+    "'4090=0.35,A100=1.2'; with --gpus of each card. A rented card costs its rent and no electricity.",
+    group="card",
 )

@@ -119,7 +119,7 @@ class FineTune(Record):
         group="model", aliases=("stage", "rlhf_type"), choice_names=NAMES_OF_TRAINING, affects=EVERYTHING,
     )
     method: Method = _option(
-        "full", "full: all weights; lora, dora: adapters; qlora: adapters over 4-bit weights", group="model",
+        "full", "full (all weights), or lora, qlora, dora (adapters); qlora: over weights in 4 bits", group="model",
         aliases=("finetuning_type",), basic=1,
         switches=(("load_in_4bit", "qlora", ""), ("qlora", "qlora", ""), ("use_dora", "dora", "")), affects=EVERYTHING,
     )

@@ -1,4 +1,4 @@
-"""Published formulas beside measured runs of docs/accuracy.md.
+"""Published formulas beside measured runs of docs/trust.md.
 
 python -m benchmarks.accuracy.calculators
 

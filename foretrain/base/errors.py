@@ -7,7 +7,7 @@ from foretrain.base.messages import say
 
 
 class ExitCode(IntEnum):
-    """The exit codes of the command line; docs/exit-codes.md is generated from this."""
+    """The exit codes of the command line; docs/schemas.md is generated from this."""
 
     DONE = 0
     INTERNAL = 1

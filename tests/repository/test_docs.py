@@ -67,7 +67,7 @@ def test_no_page_is_an_orphan() -> None:
         if (page.parent / target).resolve() != page
     }
     for page in (REPO / "docs").glob("*.md"):
-        assert page.name == "index.md" or page.resolve() in linked, page.name
+        assert page.resolve() in linked, page.name
 
 
 # -- the site -------------------------------------------------------------------------------------------------------
@@ -79,14 +79,14 @@ def test_every_page_has_one_place_in_the_navigation() -> None:
     assert placed[0] == "index.md"
 
 
-def test_a_new_page_comes_by_itself(tmp_path: Path) -> None:
-    """Under the heading that it names, or under the last one."""
-    named, other = tmp_path / "a.md", tmp_path / "b.md"
-    named.write_text("<!-- section: Train -->\n# A\n", "utf-8")
-    other.write_text("# B\n", "utf-8")
-    found = build_site.sections({**build_site.sources(), "a.md": named, "b.md": other})
-    assert found["Train"][-1] == "a.md"
-    assert list(found.values())[-1][-1] == "b.md"
+def test_a_page_is_in_the_group_it_names(tmp_path: Path) -> None:
+    page = tmp_path / "a.md"
+    page.write_text("<!-- section: Train -->\n# A\n", "utf-8")
+    assert build_site.sections({**build_site.sources(), "a.md": page})["Train"][-1] == "a.md"
+    for first_line in ("# A", "<!-- section: Nowhere -->"):
+        page.write_text(f"{first_line}\n", "utf-8")
+        with pytest.raises(SystemExit, match="section"):
+            build_site.sections({**build_site.sources(), "a.md": page})
 
 
 def test_the_gathered_pages_link_to_each_other(tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ def test_every_command_and_exit_code_is_documented() -> None:
     text = "".join(page.read_text("utf-8") for page in PAGES)
     for name in app.members():
         assert f"foretrain {name}" in text, name
-    codes = (REPO / "docs" / "exit-codes.md").read_text("utf-8")
+    codes = (REPO / "docs" / "schemas.md").read_text("utf-8")
     for code in ExitCode:
         assert f"| {int(code)} |" in codes
         assert code.name in command_pages.MEANINGS

@@ -1,4 +1,4 @@
-"""The rule about the arithmetic of matrix products (`matmul`, docs/precision.md): FP8, INT8, float16 sums."""
+"""The rule about the arithmetic of matrix products (`matmul`, docs/techniques.md): FP8, INT8, float16 sums."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ MODES: tuple[MatmulMode, ...] = ("fp16_accumulation", "fp8", "int8")
 # Beside the toll of what rounds otherwise: how a long run ends in such products nobody has measured here.
 TOLL = 0.05
 # In narrower models quantizing costs more than 8-bit matmuls save: GPT-2 124M (768) took 1.6 times as long in FP8 on an
-# H100 (docs/measured.md), and nanochat's d12 was slower there, too, where its d26 gained 17% (its dev/LOG.md).
+# H100 (docs/trust.md), and nanochat's d12 was slower there, too, where its d26 gained 17% (its dev/LOG.md).
 LEAST_WIDTH = 1024
 
 
@@ -46,6 +46,6 @@ def matmul_idle(state: State) -> str:
 
 
 MATMUL = Rule(
-    "matmul", "speed", "rounding", "docs/precision.md; benchmarks/precision_modes.py", matmul, matmul_idle, ours=True,
+    "matmul", "speed", "rounding", "docs/techniques.md; benchmarks/precision_modes.py", matmul, matmul_idle, ours=True,
     toll=TOLL,
 )  # fmt: skip

@@ -61,7 +61,7 @@ _OWN = (
         compile_idle, redraws=True, drop_order=10, try_order=1, quick=True, place=50,
     ),
     Rule(
-        "cuda_graph", "speed", "exact", "docs.pytorch.org/docs/stable/notes/cuda.html; docs/measured.md", one_graph,
+        "cuda_graph", "speed", "exact", "docs.pytorch.org/docs/stable/notes/cuda.html; docs/trust.md", one_graph,
         ours=True, place=55,
     ),
     Rule(

@@ -1,6 +1,6 @@
 """What a step takes that is replayed as one CUDA graph: the estimate beside the trace, which runs the recording itself.
 
-That the trace is right was seen beside PyTorch's CUDA build (tests/cuda_build/trainer.py) and an H100 (docs/measured.md).
+That the trace is right was seen beside PyTorch's CUDA build (tests/cuda_build/trainer.py) and an H100 (docs/trust.md).
 """
 
 from typing import Any

@@ -269,7 +269,7 @@ def test_weights_that_do_not_fit_are_a_verdict() -> None:
         death = found.exact_of(step).death  # type: ignore[arg-type, union-attr]
         assert (death.phase, death.moment) == ("build", "build")
         assert found.verdict_of(step) == "does_not_fit"  # type: ignore[arg-type]
-    assert "Out of memory in the set-up (building the model)" in str(_texts(plan_view.document(found)))
+    assert "Out of memory in the set-up: it asks for" in str(_texts(plan_view.document(found)))
 
 
 def _texts(document: Document) -> list[str]:

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from foretrain.base.errors import ExitCode, UserError
 from foretrain.config.resolve import resolve
 from foretrain.data import corpus, dataset, tokenizer
-from foretrain.data.batches import TokenFile, evaluation_batches, starts, train_batches
+from foretrain.data.batches import TokenFile, evaluation_batches, starts
 from foretrain.data.builtin import prepare_built_in
 from foretrain.data.inspection import unigram_entropy
 from foretrain.data.tokenizer import BpeTokenizer, ByteTokenizer, CharTokenizer
+from tests.kit.batches import train_batches
 from tests.kit.command import foretrain
 from tests.kit.tiny import write_dataset
 

@@ -102,11 +102,11 @@ def test_a_plan_on_the_page_is_the_terminals(client: TestClient) -> None:
     answer = tuned(client, "plan", asked)
     words = ["--method=lora", "--seq_len=512", "--batch_size=2", "--gradient_checkpointing", "--max_steps=10"]
     plan = plan_question(question(SMALL, words), "RTX 4090", "2GB")
-    shown = finetune_view.screen(plan, (), Typed(quiet=True))
+    shown = finetune_view.screen(plan, Typed(quiet=True))
     assert answer["rows"] == [[row.label.text(), cell_text(row.text)] for row in shown.rows]
     of_the_card = card_memory(plan.gpu)[0]
     assert [part["text"] for part in answer["verdict"]] == [shown.lead[0].message.text(), of_the_card.message.text()]
-    document = finetune_view.document(plan, ())
+    document = finetune_view.document(plan)
     assert [part["title"] for part in answer["sections"]] == [part.title.text() for part in document.sections[1:]]
     told = foretrain(*shlex.split(answer["command"])[1:], "--full").stdout
     assert "".join(answer["verdict"][0]["text"].split()) in "".join(told.split())
@@ -289,7 +289,7 @@ def test_the_answer_speaks_the_language(client: TestClient) -> None:
         answer = client.post("/api/plan", headers=headers, json=asked).json()
         with messages.speaking(id):
             plan = plan_question(question(SMALL, ["--method=lora", "--seq_len=256"]), "RTX 4090")
-            assert answer["verdict"][0]["text"] == finetune_view.screen(plan, (), Typed()).lead[0].message.text()
+            assert answer["verdict"][0]["text"] == finetune_view.screen(plan, Typed()).lead[0].message.text()
             form = client.post("/api/form", headers=headers, json={"kind": "fine-tuning"}).json()
             help = {field["name"]: field["help"] for field in form["fields"]}["seq_len"]
             assert help == messages.option_help("seq_len", FINETUNE_OPTIONS["seq_len"].help, "finetune_knob")

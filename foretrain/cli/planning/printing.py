@@ -35,7 +35,7 @@ from foretrain.predict.trace import interpreter
 from foretrain.predict.within import Within, within
 from foretrain.reports import text
 from foretrain.reports.document import Document, Message, Screen, Section, Table
-from foretrain.reports.views import first as first_view
+from foretrain.reports.views import document_of, screen_of
 from foretrain.reports.views.lead import lead_of
 from foretrain.reports.views.shared import check_error
 
@@ -47,16 +47,13 @@ if TYPE_CHECKING:
     from foretrain.predict.inference.plan import RunnableModels
     from foretrain.predict.smallest import SmallestCard
     from foretrain.reports.views import cards as cards_view
-    from foretrain.reports.views import cluster as cluster_view
-    from foretrain.reports.views import finetune as finetune_view
+    from foretrain.reports.views import first as first_view
     from foretrain.reports.views import generation as generation_view
     from foretrain.reports.views import limits as limits_view
     from foretrain.reports.views import line as line_view
-    from foretrain.reports.views import plan as plan_view
 else:  # each answer waits for its own view alone
-    cards_view, cluster_view, finetune_view, generation_view, limits_view, line_view, plan_view = (
-        Later(f"foretrain.reports.views.{name}")
-        for name in ("cards", "cluster", "finetune", "generation", "limits", "line", "plan")
+    cards_view, first_view, generation_view, limits_view, line_view = (
+        Later(f"foretrain.reports.views.{name}") for name in ("cards", "first", "generation", "limits", "line")
     )
     tuning, script = Later("foretrain.app.finetune"), Later("foretrain.app.training_script")
 
@@ -133,24 +130,21 @@ def plans(found: Sequence[AnyPlan], form: Form, limits: Limits) -> None:
 
 def one(plan: AnyPlan, form: Form) -> None:
     """Print one plan of any kind of run, with what to change."""
-    brief = not (form.full or form.as_json)
-    if isinstance(plan, Plan) and brief:
-        screen(first_view.screen(plan, first_answer(plan, form.asked), form.asked))
-        return
-    changes = _changes(plan) if isinstance(plan, FineTunePlan | InferencePlan) else ()
-    if form.as_json:
-        advice = short_list(plan, plan.step) if isinstance(plan, Plan) else None
-        if isinstance(plan, FineTunePlan | InferencePlan) and changes:
-            advice = advices(plan, changes)
-        print_json({**plan.to_json(schema=SCHEMA), "advice": advice.model_dump(mode="json") if advice else None})
+    more: tuple[Any, ...] = ()
+    if isinstance(plan, FineTunePlan | InferencePlan):
+        more = (_changes(plan),)
     elif isinstance(plan, Plan):
-        document(plan_view.document(plan, datetime.now(), short_list(plan, plan.step)))
-    elif isinstance(plan, FineTunePlan):
-        _shown(finetune_view.screen(plan, changes, form.asked) if brief else finetune_view.document(plan, changes))
-    elif isinstance(plan, ClusterPlan):
-        _shown(cluster_view.screen(plan, form.asked) if brief else cluster_view.document(plan))
+        brief = not (form.full or form.as_json)
+        more = (first_answer(plan, form.asked),) if brief else (short_list(plan, plan.step), datetime.now())
+    if form.as_json:
+        advice = next(iter(more), None)
+        if isinstance(plan, FineTunePlan | InferencePlan):
+            advice = advices(plan, advice) if advice else None
+        print_json({**plan.to_json(schema=SCHEMA), "advice": advice.model_dump(mode="json") if advice else None})
+    elif form.full:
+        document(document_of(plan, *more))
     else:
-        _shown(generation_view.screen(plan, changes, form.asked) if brief else generation_view.document(plan, changes))
+        screen(screen_of(plan, form.asked, *more))
 
 
 def _shown(made: Document | Screen) -> None:

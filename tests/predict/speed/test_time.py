@@ -48,13 +48,13 @@ def test_the_first_step_and_the_end_are_said() -> None:
     """Compilation shows in the first step; nanoGPT logged 32 s for it, with the evaluation before step 0."""
     made = plan(case("b1"), RTX_4070)
     shown = Console(file=io.StringIO(), width=200)
-    text.render(plan_view.document(made, datetime(2026, 1, 1)), shown)
+    text.render(plan_view.document(made, now=datetime(2026, 1, 1)), shown)
     lines = shown.file.getvalue()  # type: ignore[attr-defined]
     assert "of it compilation" in lines
     end = datetime(2026, 1, 1) + timedelta(seconds=made.timing.total_s.expected_s)
     assert f"{end:%Y-%m-%d %H:%M} (" in lines
     endless = plan(case("b1").model_copy(update={"max_iters": 10**10}), RTX_4070)
-    text.render(plan_view.document(endless, datetime(2026, 1, 1)), shown)
+    text.render(plan_view.document(endless, now=datetime(2026, 1, 1)), shown)
 
 
 def test_case_d_is_forecast_within_a_fifth_and_above_the_bound() -> None:

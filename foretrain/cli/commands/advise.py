@@ -6,9 +6,9 @@ import click
 
 from foretrain.base.installation import Later
 from foretrain.cli.command import OF_CONFIG, command, flag, json_option, option, quiet_option, words_argument
-from foretrain.cli.planning import options, reading
+from foretrain.cli.planning import options
 
-advising = Later("foretrain.cli.advising")
+advising, reading = Later("foretrain.cli.advising"), Later("foretrain.cli.planning.reading")
 
 EPILOG = """Examples:
 
@@ -59,6 +59,5 @@ foretrain advise llama-3.3-70b --inference --weights q4_k_m --gpu 3090   (genera
 @click.pass_context
 def advise_command(context: click.Context, words: list[str], **given: object) -> None:
     """Find what to change: every option and technique, planned for your run and ranked by gain and cost."""
-    request = reading.read(context, words)
     asked = reading.asked_of
-    reading.print_kept(context, request, lambda: advising.answer(context, request, asked(context, request, words)))
+    reading.print_kept(context, words, lambda found: advising.answer(context, found, asked(context, found, words)))

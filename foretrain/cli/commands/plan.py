@@ -6,9 +6,9 @@ import click
 
 from foretrain.base.installation import Later
 from foretrain.cli.command import OF_CONFIG, command, flag, json_option, option, quiet_option, words_argument
-from foretrain.cli.planning import options, reading
+from foretrain.cli.planning import options
 
-printing = Later("foretrain.cli.planning.printing")
+printing, reading = Later("foretrain.cli.planning.printing"), Later("foretrain.cli.planning.reading")
 
 EPILOG = """Examples:
 
@@ -136,5 +136,4 @@ def plan_command(context: click.Context, words: list[str], **given: object) -> N
     if given["inference"] and (found := reading.models_asked(context, words)):
         printing.models(found, context.params)
         return
-    request = reading.read(context, words)
-    reading.print_kept(context, request, lambda: printing.answer(context, request, words))
+    reading.print_kept(context, words, lambda request: printing.answer(context, request, words))

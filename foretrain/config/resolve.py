@@ -55,7 +55,8 @@ NANOCHAT = {
 class ResolvedConfig:
     """A checked config, the source of each value that is not a default, notes on what was skipped, files read.
 
-    `trainer`: whose step was asked for by name. `piped_nanogpt`: nanoGPT's Python came from stdin.
+    `trainer`: whose step was asked for by name. `piped_nanogpt`: nanoGPT's Python came from stdin. `looked`: where the
+    files lie, or may, that nanoGPT's run.
     """
 
     config: RunConfig
@@ -65,6 +66,7 @@ class ResolvedConfig:
     files: tuple[Path, ...] = ()
     trainer: Trainer | None = None
     piped_nanogpt: bool = False
+    looked: tuple[Path, ...] = ()
 
     @property
     def has_nanogpt_file(self) -> bool:
@@ -88,6 +90,7 @@ class _Collected:
     problems: list[UserError] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     files: list[Path] = field(default_factory=list)
+    looked: list[Path] = field(default_factory=list)
     piped_nanogpt: bool = False
     own_keys: set[str] = field(default_factory=set)  # those that nanoGPT files set for themselves
     empty_files: list[str] = field(default_factory=list)  # nanoGPT files that set none of the options
@@ -177,7 +180,7 @@ def _add_source(word: str, found: _Collected) -> None:
             if path.suffix == ".toml":
                 _add_toml(text, word, found)
             elif path.suffix == ".py":
-                _add_nanogpt(text, word, found, _neighbours(path))
+                _add_nanogpt(text, word, found, _neighbours(path, found.looked))
             else:
                 _add_table(text, word, found)
     else:
@@ -304,12 +307,13 @@ def _add_parsed(parsed: nanogpt_file.ParsedFile, path: str, found: _Collected) -
     found.own_keys |= own.keys()
 
 
-def _neighbours(path: Path) -> Neighbour:
+def _neighbours(path: Path, looked: list[Path]) -> Neighbour:
     def read(name: str) -> tuple[str, str] | None:
         if not name.endswith(".py") or Path(name).is_absolute() or ".." in Path(name).parts:
             return None
         for folder in (Path(), path.parent.parent, path.parent):
             there = folder / name
+            looked.append(there)
             with contextlib.suppress(OSError, ValueError):
                 if there.is_file():
                     return bounded.read_bytes(there, nanogpt_file.MAX_BYTES).decode("utf-8-sig"), str(there)
@@ -409,8 +413,8 @@ def _finish(found: _Collected) -> ResolvedConfig:
         raise ConfigError(found.problems + problems)
     found.notes += [*_unused(config, sources), *odd_schedule(config, sources)]
     name = found.names[-1] if found.names else "run"
-    files = tuple(found.files)
-    return ResolvedConfig(config, sources, tuple(found.notes), name, files, piped_nanogpt=found.piped_nanogpt)
+    read = {"piped_nanogpt": found.piped_nanogpt, "looked": tuple(found.looked)}
+    return ResolvedConfig(config, sources, tuple(found.notes), name, tuple(found.files), **read)
 
 
 def _keys_in(problem: UserError) -> set[str]:

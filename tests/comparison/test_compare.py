@@ -18,10 +18,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretrain import cli
 from foretrain.base import messages
 from foretrain.base.errors import UserError
 from foretrain.base.statistics import t_quantile
+from foretrain.cli import commands
 from foretrain.comparison import questions, repeats, settings
 from foretrain.comparison import repeats as stretch
 from foretrain.comparison.compare import Comparison, compare
@@ -61,7 +61,7 @@ def shown(found: Comparison, width: int = 80) -> str:
 
 def failed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str, code: int) -> str:
     monkeypatch.setattr(sys, "argv", ["foretrain", "compare", *words])
-    assert cli._run() == code
+    assert commands.answered() == code
     out, err = capsys.readouterr()
     assert not out
     assert err.startswith("error: ")

@@ -337,7 +337,6 @@ PRIVATE_NAMES_IN_TESTS = {
     "advice/test_advisor.py: advice_view._time",
     "advice/test_advisor.py: advice_view._useless",
     "model/test_attention.py: attention._forward_shapes",
-    "comparison/test_compare.py: cli._run",
     "analysis/test_run.py: run_explain_view._why",
     "model/test_low_precision.py: low_precision._int8_matmul",
     "model/test_low_precision.py: low_precision._int_mm",

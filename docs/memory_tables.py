@@ -16,7 +16,6 @@ def largest_error(errors: Iterable[float]) -> float:
     return max(errors, key=abs)
 
 
-@part("gpu-sentence")
 def sentence() -> str:
     found, groups = result("accuracy"), {group["group"]: group for group in result("time_against_logs")["groups"]}
     (every, programs, *_), fits, whole, judged = found["summary"], found["fits"], groups["all"], groups["only judged"]
@@ -163,7 +162,7 @@ def claim() -> str:
         f"**Memory**: in its first test on an H100, before the model had seen one, the traced peak of PyTorch was within 3% in {near} of "
         f"{len(runs)} pretraining runs. What nvidia-smi shows was {shown:.0%} too low (median), and above the stated range in {high}; the model "
         f"has learned from that since. **Time**: {every['inside']} of {every['runs']} published runs took a time in the stated range; the median error is "
-        f"{every['median_abs_error']:.0%}, {judged['median_abs_error']:.0%} in the {judged['runs']} that set no rule. No GeForce card was measured by us: "
+        f"{every['median_abs_error']:.0%}, {judged['median_abs_error']:.0%} in the {judged['runs']} that set no rule. We have not measured a GeForce card: "
         "`foretrain verify` tests yours in ten minutes. [All numbers](docs/trust.md)."
     )
 

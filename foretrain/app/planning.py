@@ -76,7 +76,7 @@ def asked_of(source: Source, options: Mapping[str, Any]) -> FineTuneQuestion:
         values = {**read.model_dump(exclude={"batch_size", "seq_len"}), **values}  # a model says neither
     else:
         model = live.planned_config(source)
-    tune = asked(model.facts, values)
+    tune = asked(model, values)
     return FineTuneQuestion(model, tune, prices=Prices.of(costs_in(others).config), costs=others)
 
 

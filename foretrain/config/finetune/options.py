@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple, cast
 
 from foretrain.base.records import Record
-from foretrain.config.hub.facts import ModelFacts
+from foretrain.config.hub.facts import ModelFacts, ModelSource
 from foretrain.config.option import COST, DTYPE_NAMES, EVERYTHING, LEARNING, LINK, NETWORK, PER_NODE, option, options_of
 from foretrain.config.options import StrategyName
 from foretrain.config.sharing import STRATEGIES
@@ -453,9 +453,8 @@ GROUP = {"num_generations": 8, "completion_len": 512, "batch_size": 1}  # unless
 ASKED: Mapping[str, Any] = {"seq_len": 2048, "batch_size": 1, "gradient_checkpointing": True}
 
 
-def asked(facts: ModelFacts | None, values: Mapping[str, Any]) -> FineTune:
+def asked(model: ModelSource, values: Mapping[str, Any]) -> FineTune:
     """The run of a model that is asked about with these options and no trainer's file."""
-    longest = facts.max_positions if facts else ASKED["seq_len"]
     kind = PREFERENCES.get(values.get("training", ""))
     own: dict[str, Any] = {"loop": "trl", "batch_size": 1 + kind.drifts} if kind else {}
     if kind and kind.generates:  # one prompt a step
@@ -463,7 +462,7 @@ def asked(facts: ModelFacts | None, values: Mapping[str, Any]) -> FineTune:
         group, length, batch = ({**of_kind, **values}.get(*each) for each in GROUP.items())
         own |= of_kind | {"seq_len": PROMPT_LEN + length, "grad_accum": group // math.gcd(group, batch)}
         return FineTune.model_validate({**ASKED, **own, **values})
-    return FineTune.model_validate({**ASKED, **own, "seq_len": min(ASKED["seq_len"], longest), **values})
+    return FineTune.model_validate({**ASKED, **own, "seq_len": min(ASKED["seq_len"], model.max_positions), **values})
 
 
 FINETUNE_OPTIONS = options_of(FineTune)

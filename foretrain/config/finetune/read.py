@@ -93,7 +93,7 @@ def read_finetune(
     found.unplanned = {text: bound for text, bound in found.unplanned.items() if _option_of(text) not in values}
     reading = reading_of(found, model, origins)
     values = {**found.values, **values}
-    tune = FineTune.model_validate(values) if given else asked(model.facts, values)
+    tune = FineTune.model_validate(values) if given else asked(model, values)
     tune = whole(tune, origins, model.facts)
     if tune.method == "qlora":
         if model.facts is not None and model.facts.quantization == FOUR_BITS and "double_quant" not in origins:

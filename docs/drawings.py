@@ -11,10 +11,14 @@ from rich.terminal_theme import MONOKAI
 from rich.text import Text
 from tables import GIB, ROOT, result
 
+import foretrain
 from foretrain.cli import app
 from foretrain.cli.common import OUT
-from foretrain.reports.axes import Scale
-from foretrain.reports.plots import DIM, INK, LINES, Plot, framed, marks, markup, node
+from foretrain.predict.step_moments import step_moments
+from foretrain.reports import charts
+from foretrain.reports.axes import Scale, text_width
+from foretrain.reports.plots import DIM, INK, LINES, Node, Plot, framed, marks, markup, node, number
+from foretrain.reports.views.memory import moments_picture
 
 PICTURES = ROOT / "docs" / "pictures"
 # rich's own without the fonts that it would fetch.
@@ -121,6 +125,56 @@ def trust() -> str:
     return drawn([(memory, 0, 0), (times, 450, 0)], 880, 388)
 
 
+# -- one step, and the recipes --------------------------------------------------------------------------------------
+
+
+def step() -> str:
+    """What is allocated from moment to moment in a step of real case C, foretrain's own, with its legend."""
+    made = foretrain.plan(ROOT / "examples" / "real-cases" / "c.py", gpu="RTX 4070", used_by_others="2.1GB")
+    _, picture = moments_picture(made, step_moments(made.spec("foretrain")))
+    drawn_chart = charts.chart(picture)
+    plot = drawn_chart.views[0].draw(880)
+    return drawn([(plot, 0, 0), (legend(drawn_chart.series, 880), 0, plot.height + 4)], 880, plot.height + 44)
+
+
+def legend(series: Iterable[tuple[str, Node]], width: int) -> Plot:
+    plot = Plot(width, 40.0, Scale(0, 1), Scale(0, 1))
+    x, y = 40.0, 4.0
+    for name, key in series:
+        if x + text_width(name) + 30 > width:
+            x, y = 40.0, y + 18
+        plot.parts.append(node("g", *key[2:], transform=f"translate({number(x)} {number(y)})"))
+        plot.text(x + 18, y + 11, name, fill=DIM)
+        x += text_width(name) + 36
+    return plot
+
+
+RECIPES = {"nanogpt": (GREY, "nanoGPT's recipe"), "nanogpt tuned": (LINES[0], "… at its best learning rate"),
+           "modern, 1/6 of the steps": (LINES[1], "modern, a sixth of the steps")}  # fmt: skip
+
+
+def recipes() -> str:
+    """Validation loss against time on a CPU, a line for each seed."""
+    found, plots = result("time_to_loss"), []
+    for place, (model, every_s, least, most) in enumerate((("4x128", 30, 1.4, 2.6), ("6x384", 500, 1.2, 2.6))):
+        columns = [every_s * share for share in range(5)]
+        plot = Plot(430, 300.0, Scale(0, 4.2 * every_s), Scale(least, most), top=28.0, right=18.0)
+        rows = [(least + 0.2 * i, f"{least + 0.2 * i:.1f}") for i in range(round((most - least) / 0.2) + 1)]
+        names = ("seconds of training", "validation loss, nats per byte")
+        framed(plot, [[(value, f"{value:,.0f}") for value in columns]], [rows], names)
+        plot.text(plot.left, 16, model.replace("x", " × "), font_weight="600")
+        step_s = found["steps_s"][model]
+        for run in found["runs"]:
+            if run["model"] == model and run["run"] in RECIPES and len(run["curve"]) > 1:
+                each_s = step_s["modern_step_s" if run["run"].startswith("modern") else "nanogpt_step_s"]
+                points = [(point["step"] * each_s, point["val_loss"]) for point in run["curve"]]
+                inside = [(x, y) for x, y in points if y <= most]
+                plot.path(inside, stroke=RECIPES[run["run"]][0], stroke_width=1.8)
+        plots.append((plot, 450 * place, 0))
+    keys = [(told, node("g", node("path", d="M0 6H14", stroke=ink, stroke_width=2))) for ink, told in RECIPES.values()]
+    return drawn([*plots, (legend(keys, 880), 0, 304)], 880, 330)
+
+
 # -- a terminal -----------------------------------------------------------------------------------------------------
 
 COLUMNS, SHOWN_S = 80, 5
@@ -174,7 +228,9 @@ def animated(consoles: list[Console]) -> str:
     return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {box[1]} {box[2]}"><style>{style}</style>{"".join(frames)}</svg>'
 
 
-DRAWN: dict[str, Callable[[], str]] = {"plan-advise": recording, "trust": trust}
+DRAWN: dict[str, Callable[[], str]] = {
+    "plan-advise": recording, "trust": trust, "step": step, "recipes": recipes,
+}  # fmt: skip
 
 
 def files() -> dict[Path, str]:

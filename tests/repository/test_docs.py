@@ -59,6 +59,29 @@ def test_pictures_say_what_they_show(page: Path) -> None:
         assert text, target
 
 
+# What a native reader stops at, and what to write instead.
+NOT_PLAIN = {
+    r"\b(tokens|ms|s|seconds|bytes|nats|bits|kernels|rows?|lines?|one|process|files?|times|steps|sequences|codes) an? "
+    r"(step|card|run|byte|token|rank|minute|second|line|machine|hour|file|process|day|layer|parameter|kWh)\b": "per",
+    r"\bof (today|before)\b|\bof (its|their) own\b": "current, earlier; its own",
+    r"\bbeside\b": "alongside, in addition to",
+    r"\b(is|are|was|were) (said|told)\b|\b(tells?|told)\b": "shows, reports, lists",
+    r"\bin turns?\b|\bby (itself|themselves)\b|\banew\b": "in alternation, automatically, again",
+    r"\d %": "94%",
+    r"\b(was|were) ours\b|\bat hand\b|\bquicker\b|\bwould do\b|\bleft out\b|\bput in\b|\btold apart\b": "plain words",
+    r"\bso many\b|\bas (it is|they are)\b": "that many; unchanged",
+    r"(?:^|[.:;] )What [a-z]+ [a-z]+ [a-z]+ (is|are|was|were|does|do|has|have)\b": "name the thing",
+}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_a_page_is_in_plain_english(page: Path) -> None:
+    prose = re.sub(r"<!-- generated:.*?<!-- end -->", "", bare(page), flags=re.DOTALL)
+    for pattern, better in NOT_PLAIN.items():
+        found = [prose[max(0, m.start() - 40) : m.end() + 20] for m in re.finditer(pattern, prose, re.MULTILINE)]
+        assert not found, (better, found)
+
+
 def test_no_page_is_an_orphan() -> None:
     linked = {
         (page.parent / target).resolve()

@@ -183,6 +183,20 @@ def test_no_line_ends_in_blanks_and_prose_stays_narrow(width: int) -> None:
     assert all("12.14 – 13.54 GiB" in line for line in sizes)
 
 
+@pytest.mark.parametrize("width", [60, 72, 80])
+def test_a_column_of_single_words_breaks_none(width: int) -> None:
+    cards = Table(("card", "verdict", "needs / free", "time", "cost"), (
+        ("RTX 3060 12GB", "fits", "6.02 of 11.63 GiB", "4.8 days (3.7–6.0)", "5.70"),
+        ("RTX 4090", "fits", "6.08 of 23.52 GiB", "20.3 h (15.2–25.5)", "7.12"),
+    ), frozenset({2, 3, 4}))  # fmt: skip
+    console = Console(file=io.StringIO(), width=width)
+    text.render(
+        Document(Message("plan.time"), Message("plan.time"), (Section(Message("plan.time"), (cards,)),)), console
+    )
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert any({"card", "verdict"} <= {*line.split()} for line in lines)
+
+
 def test_rows_of_phases_do_not_contradict_the_verdict() -> None:
     """A need beyond what there is stays uncut, and the verdict says why it may fit; what is behind the phase that does not
     fit is not reached."""

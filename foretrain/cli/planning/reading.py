@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from foretrain.advice.asked import Asked
     from foretrain.app import generation
     from foretrain.cli.planning import exact
-    from foretrain.config.finetune import asked as finetune
+    from foretrain.config.finetune import read as finetune
     from foretrain.predict.finetune import traced
     from foretrain.predict.inference.plan import RunnableModels
 else:  # an answer that is kept needs none of them
-    asked, finetune = Later("foretrain.advice.asked"), Later("foretrain.config.finetune.asked")
+    asked, finetune = Later("foretrain.advice.asked"), Later("foretrain.config.finetune.read")
     generation = Later("foretrain.app.generation")
     exact, traced = Later("foretrain.cli.planning.exact"), Later("foretrain.predict.finetune.traced")
 OWN = ("gpus", "link", "network", "write_job")  # options that only a plan for several cards has

@@ -14,9 +14,9 @@ from foretrain.app.limits import Limits
 from foretrain.app.plan import Config
 from foretrain.base.errors import UserError
 from foretrain.config.finetune import live
-from foretrain.config.finetune.asked import is_asked
 from foretrain.config.finetune.live import TransformersConfig, TransformersModel, is_live
 from foretrain.config.finetune.options import asked
+from foretrain.config.finetune.read import is_asked
 from foretrain.config.finetune.words import COSTS, parse_words
 from foretrain.config.words import as_word
 from foretrain.hardware.catalogue import Gpu, stated_bytes

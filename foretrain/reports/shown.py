@@ -36,7 +36,7 @@ _PRE = '<pre style="white-space:pre;overflow-x:auto;font-family:monospace">{code
 
 
 def register() -> None:
-    SHOWN.update(dict.fromkeys(VIEWS, _shown))  # at once: threads may ask
+    SHOWN.update({name: _shown for name, view in VIEWS.items() if view.alone})  # at once: threads may ask
 
 
 def whole(record: Record) -> Document:

@@ -19,7 +19,7 @@ from foretrain.base.installation import Later, installed
 from foretrain.base.quantities import parse_limit
 from foretrain.cli.commands import advise as advise_command
 from foretrain.cli.commands import plan as plan_command
-from foretrain.config.finetune.asked import how_chosen, is_asked
+from foretrain.config.finetune.read import how_chosen, is_asked
 from foretrain.config.options import RunConfig
 from foretrain.config.presets import PRESET_ALIASES, PRESETS, is_surely_asked
 from foretrain.hardware.catalogue import catalogue, find

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretrain.base.errors import ConfigError
-from foretrain.config.finetune.asked import is_asked
+from foretrain.config.finetune.read import is_asked
 from foretrain.config.nanogpt_file import parse, parse_expression
 from foretrain.config.options import OPTIONS
 from foretrain.config.resolve import LEFT_OUT, NANOGPT_DEFAULTS, resolve

@@ -416,7 +416,7 @@ VIEWS: dict[str, Callable[[], Document]] = {
     ),
     "advice": lambda: advice_view.document(planned("c.py", "4070"), advised()),
     "one advice": lambda: advice_view.one(planned("c.py", "4070"), advised(), 1, Asked()),
-    "explanation": lambda: explain_view.document(planned("gpt2-124m", "4070"), observed()),
+    "explanation": lambda: explain_view.document(observed(), planned("gpt2-124m", "4070")),
     "log": lambda: log_view.document(LogExplanation(log=analysed())),
     "run": trained,
     "verification": verified,

@@ -223,7 +223,7 @@ SKIPPED = {
     "app/exact.py": 1,
     "app/explain.py": 1,
     "comparison/repeats.py": 1,
-    "data/batches.py": 2,
+    "data/batches.py": 1,
     "predict/compiled/kernels.py": 2,
     "predict/compiled/halves.py": 2,
     "predict/compiled/step.py": 2,

@@ -17,9 +17,8 @@ from foretrain.advice.cards import compared
 from foretrain.app.finetune import plan_question, question
 from foretrain.app.planning import advise_finetune
 from foretrain.base import messages
-from foretrain.config.finetune import pasted
 from foretrain.config.finetune.options import ASKED, FINETUNE_OPTIONS, FineTune
-from foretrain.config.finetune.read import read_finetune
+from foretrain.config.finetune.read import read_finetune, read_pasted, shortened
 from foretrain.config.finetune.words import parse_words
 from foretrain.config.hub.source import facts_of
 from foretrain.config.options import OPTIONS
@@ -156,9 +155,9 @@ def test_a_pasted_config_is_the_model(client: TestClient) -> None:
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_what_is_left_out_of_a_config_decides_nothing(name: str) -> None:
-    found = pasted.read_pasted(json.dumps(dict(models()[name].config)), "config.json")
+    found = read_pasted(json.dumps(dict(models()[name].config)), "config.json")
     assert found.model
-    assert facts_of(json.loads(pasted.shortened(found.model))) == facts_of(models()[name].config)
+    assert facts_of(json.loads(shortened(found.model))) == facts_of(models()[name].config)
 
 
 @pytest.mark.parametrize(("text", "model"), [(AXOLOTL, "llama-3.2-1b"), (LLAMA_FACTORY, "qwen3-4b")])

@@ -27,10 +27,10 @@ from foretrain.predict.finetune import traced
 
 if TYPE_CHECKING:
     from foretrain.app import generation
-    from foretrain.config.finetune import asked as finetune
+    from foretrain.config.finetune import read as finetune
     from foretrain.predict.inference.plan import RunnableModels
 else:  # of other kinds of run
-    finetune, generation = Later("foretrain.config.finetune.asked"), Later("foretrain.app.generation")
+    finetune, generation = Later("foretrain.config.finetune.read"), Later("foretrain.app.generation")
 OWN = ("gpus", "link", "network", "write_job")  # options that only a plan for several cards has
 LIMITS = ("co2", "within", "tokens", "data_tokens")  # options of `plan` that a plan of a changed run has as well
 TRACES = ("alloc_conf", "python")  # and those of its trace

@@ -11,11 +11,13 @@ if TYPE_CHECKING:
 
 
 class View(NamedTuple):
-    """A module here with the functions `document` and, of a plan, `screen` and `page`, or other names of them."""
+    """A module here with the functions `document` and, of a plan, `screen` and `page`, or other names of them. `alone`:
+    a document needs nothing beside the record, so that `print` shows it."""
 
     module: str
     document: str = "document"
     screen: str = "screen"
+    alone: bool = True
 
 
 VIEWS = {
@@ -25,6 +27,8 @@ VIEWS = {
     "InferencePlan": View("generation"),
     "Comparison": View("compare"),
     "Evaluation": View("scores"),
+    "Explanation": View("explain", alone=False),
+    "FineTuneExplanation": View("finetune", "explain_document", alone=False),
     "LogExplanation": View("log"),
     "RunExplanation": View("run_explain"),
     "SnapshotAnalysis": View("explain", "snapshot_document"),
@@ -33,7 +37,7 @@ VIEWS = {
 
 
 def document_of(record: Record, *more: Any, **options: Any) -> Document:
-    """Return all that is known of it. `more`: of a plan what to change."""
+    """Return all that is known of it. `more`: of a plan what to change, of the bytes of a plan that plan."""
     view = VIEWS[type(record).__name__]
     return _module(view.module).__dict__[view.document](record, *more, **options)
 

@@ -162,7 +162,7 @@ MOST_TENSORS = 12
 MOST_NAMES = 3  # of weights of one size
 
 
-def explain_document(plan: FineTunePlan | InferencePlan, found: FineTuneExplanation) -> Document:
+def explain_document(found: FineTuneExplanation, plan: FineTunePlan | InferencePlan) -> Document:
     """Where the memory goes in each phase, the worst one first, and what nvidia-smi shows of it."""
     worst = next(phase for phase in found.phases if phase.phase == found.phase)
     others = [phase for phase in found.phases if phase is not worst]

@@ -41,10 +41,10 @@ from foretrain.predict.finetune.program import CONVERTED_BACK, widens
 from foretrain.predict.finetune.ranks import Weight
 from foretrain.predict.trace import ranks
 from foretrain.predict.trace.card.patches import Patches
-from foretrain.predict.trace.finetune import layers, standins, unsloth
+from foretrain.predict.trace.finetune import standins, unsloth
 from foretrain.predict.trace.finetune.inputs import Inputs, inputs_of
 from foretrain.predict.trace.finetune.standins import loaded
-from foretrain.predict.trace.growth import grown
+from foretrain.predict.trace.growth import cuts, grown, shortened
 from foretrain.predict.trace.kernels.values import raised_at
 from foretrain.predict.trace.kernels.work import Work
 from foretrain.predict.trace.names import Names
@@ -510,10 +510,10 @@ def trace_few_layers(job: dict[str, Any], tune: FineTune) -> Trace | None:
     config = standins.config_of(job["config"])
     kind = standins.kind_of(config, job["config"], tune)
     traces: dict[int, Trace] = {}
-    for cut, shorter in layers.cuts(kind, config):
+    for cut, shorter in cuts(kind, config):
         try:
             for count in {shorter, shorter + cut.group} - {*traces}:
-                with layers.shortened(kind, cut.lists, count):
+                with shortened(kind, cut.lists, count):
                     traces[count] = trace_whole(job, tune)
             found = grown(traces[shorter], traces[shorter + cut.group], cut)
         except Exception:  # its code needs all of its layers; the trace of the whole reports any other error

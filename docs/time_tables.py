@@ -17,18 +17,30 @@ RANGE = "{ratio:.2f} ({lowest_ratio:.2f} to {highest_ratio:.2f})"
 
 
 @part("published-groups")
-@part("time")
 def published_groups() -> str:
     template = "{group} | {runs} | {median_abs_error:.1p} | {median_error:+.1p} | {worst_abs_error:.0p} ({worst}) | {inside} ({share:.0%})"
     shown = [
         group
         for group in result("time_against_logs")["groups"]
-        if group["group"].startswith(("all", "looked at", "only judged", "nano", "…"))
+        if group["group"] in ("all", "looked at", "only judged") or group["group"].startswith("…")
     ]
     return table(
         "published runs | runs > | median error > | signed > | largest (run) | inside the stated range >",
         (fill(template, group, share=group["inside"] / group["runs"]) for group in shown),
     )
+
+
+@part("time")
+def times() -> str:
+    every, judged = (
+        next(group for group in result("time_against_logs")["groups"] if group["group"] == name)
+        for name in ("all", "only judged")
+    )
+    return fill(
+        "Of {runs} published runs {inside} took a time in the stated range; the median error is {median_abs_error:.1p}, the largest "
+        "{worst_abs_error:.0p}. Of the {n} that set no rule {held} are in the range, with a median error of {off:.1p}.",
+        every, n=judged["runs"], held=judged["inside"], off=judged["median_abs_error"],
+    )  # fmt: skip
 
 
 declare(
@@ -283,26 +295,6 @@ def static_site() -> str:
     )
     own = first["first_answer_s"] - first["python_ready_s"]
     return dragging("static_site", fill(end, result("static_site"), first=first, again=again, own=own))
-
-
-def seconds(value: float) -> str:
-    return f"{value * 1e3:.3g} ms" if value < 1 else f"{value:.3g} s"
-
-
-@part("tool-speed")
-def tool_speed() -> str:
-    """Return the targets of the tools, and their times where the machine was quiet."""
-    found = result("tool_speed")
-    return table(
-        "| asked > | median > | range | runs > | reached",
-        (
-            f"{row['name']} | {seconds(row['asked_s'])} | {seconds(row['median_s'])} | {seconds(row['low_s'])} to {seconds(row['high_s'])} | "
-            f"{row['runs']} | {'yes' if row['median_s'] <= row['asked_s'] else 'no'}"
-            for row in found["figures"].values()
-            if row["others_share"] <= 0.1
-        ),
-        "", fill("{machine.cpu}, torch {versions.torch}, {date} (`python benchmarks/tool_speed.py`).", found),
-    )  # fmt: skip
 
 
 @part("tune-benchmark")

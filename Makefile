@@ -8,7 +8,7 @@ DOCS_STAMP := $(VENV)/.installed-docs
 
 RELEASE := build/release
 
-.PHONY: help demo test cuda-truth torch-versions test-machines faults faults-long fuzz golden soak long slow check fix docs docs-serve site site-of-docs picture release-check audit pins clean
+.PHONY: help demo test cuda-truth torch-versions test-machines faults faults-long fuzz golden soak long slow check fix docs docs-serve site site-of-docs release-check audit pins clean
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
 
@@ -86,12 +86,6 @@ docs-serve: $(DOCS_STAMP) ## the documentation site on 127.0.0.1:8000, rebuilt a
 
 site: | $(BIN)/python ## build/planner: the planner as a static site for any host (needs node and npm)
 	$(BIN)/python static_site/build.py
-
-picture: $(DEMO_STAMP) ## docs/pictures/report.png: the demo's report as Chromium shows it (needs chromium)
-	rm -rf out-picture* && $(BIN)/foretrain demo --quiet --out out-picture
-	chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --window-size=1000,1560 --virtual-time-budget=4000 \
-		--screenshot=docs/pictures/report.png "file://$(CURDIR)/out-picture/report.html"
-	rm -rf out-picture
 
 $(RELEASE)/.installed: release/requirements.txt
 	$(PYTHON) -m venv $(RELEASE)

@@ -16,11 +16,12 @@ import numpy as np
 import torch
 
 from foretrain.config.options import RunConfig
-from foretrain.data.batches import TRAIN, TokenFile, starts, train_batches
+from foretrain.data.batches import TRAIN, TokenFile, starts
 from foretrain.data.dataset import DatasetInfo
 from foretrain.model.step import StepResult, build, learning_rate, train_step
 from foretrain.predict.trace.drive import NanoGPT
 from foretrain.training.device import TORCH_DTYPES
+from tests.kit.batches import train_batches
 
 
 class Contestant(Protocol):

@@ -17,11 +17,12 @@ import torch
 from common import arguments, report
 
 from foretrain.config.options import RunConfig
-from foretrain.data.batches import TokenFile, evaluation_batches, train_batches
+from foretrain.data.batches import TokenFile, evaluation_batches
 from foretrain.data.builtin import prepare_built_in
 from foretrain.model.low_precision import layers
 from foretrain.model.precision_check import compare
 from foretrain.model.step import TrainState, build, evaluation_loss, learning_rate, train_step
+from tests.kit.batches import train_batches
 
 CPU = torch.device("cpu")
 STEPS = 200

@@ -16,7 +16,7 @@ lines. All ways use the same GPT-2-sized BPE of it, trained once, through tiktok
   one file is left out.
 
 Ways take turns, a round of all after the other. What others take of the processor meanwhile (busy or stolen time that
-is not ours) is kept with each; a round with more than 5 % of it counts for memory and processor time alone.
+is not ours) is kept with each; a round with more than 5% of it counts for memory and processor time alone.
 
     python benchmarks/prepare.py --size 256MB                one more round of all; rounds are kept and add up
     python benchmarks/prepare.py --size 1GB --only bare foretrain --rounds 2

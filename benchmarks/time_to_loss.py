@@ -40,11 +40,12 @@ from nanogpt_step import Contestant, Foretrain, NanoGptTraining
 
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import from_values
-from foretrain.data.batches import TokenFile, evaluation_batches, train_batches
+from foretrain.data.batches import TokenFile, evaluation_batches
 from foretrain.data.builtin import prepare_built_in
 from foretrain.data.dataset import DatasetInfo
 from foretrain.model.step import build, evaluation_loss, learning_rate, train_step
 from foretrain.training.device import TORCH_DTYPES, keep_memory
+from tests.kit.batches import train_batches
 
 STEPS, SEEDS = 2000, (1, 2, 3)
 SHARED: dict[str, Any] = {

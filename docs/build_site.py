@@ -1,9 +1,9 @@
 """Builds the documentation site: gathers the pages, puts them in order, and hands them to zensical.
 
     make docs         build/docs/site, without a warning; it opens from the folder as well as from any address
-    make docs-serve   the same on 127.0.0.1, anew at each change
+    make docs-serve   the same on 127.0.0.1, rebuilt at each change
 
-The pages are docs/*.md, CONTRIBUTING.md and CHANGELOG.md. A file of the repository that a page links to (an example, a
+The pages are docs/*.md, README.md as the first, CONTRIBUTING.md and CHANGELOG.md. A file of the repository that a page links to (an example, a
 module) gets a page of its own with its text, so that no link of the site leads outside.
 """
 
@@ -20,24 +20,19 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 STAGE = ROOT / "build" / "docs"
 
-# The navigation: names of pages under their heading. A page that is not here comes by itself: under the heading that its
-# first line names, `<!-- section: Train -->`, or else under the last one.
+# The groups of the navigation, in order, and in each the pages that come first. Every page names its group in its first
+# line, `<!-- section: Train -->`.
 SECTIONS: dict[str, tuple[str, ...]] = {
-    "Start": ("index", "start-gpu", "start-no-gpu", "nanogpt"),
-    "Tutorials": ("tutorial-chat", "tutorial-fine-tuning", "tutorial-two-cards"),
-    "Questions": ("gallery", "questions", "what-it-answers"),
-    "Plan": ("advice", "budget", "several-cards", "page", "planner"),
-    "Train": (
-        "data", "data-sets", "runs", "top", "tune", "techniques", "speed", "recipes", "precision", "compatibility",
-        "export", "reliability",
-    ),
-    "Look back": ("explain", "compare", "report"),
-    "How far to trust it": ("trust", "accuracy", "contributed", "memory", "cuda-truth", "time"),
-    "Reference": ("python", "commands", "options", "exit-codes", "schemas", "languages"),
-    "العربية · हिन्दी": ("ar", "hi"),
+    "Get started": ("index", "get-started", "install", "gallery"),
+    "Plan": ("advice", "budget", "several-cards", "inference", "memory", "time", "page"),
+    "Fine-tune": ("fine-tuning", "fine-tuning-estimates"),
+    "Train": ("data", "runs", "training-on-several-cards", "techniques", "speed", "recipes", "export", "reliability"),
+    "Look back": ("explain", "compare"),
+    "Trust": ("trust", "threat-model"),
+    "Reference": ("commands", "options", "python", "schemas", "languages", "ar", "hi"),
     "Take part": ("extend", "contributing", "changelog"),
-}  # fmt: skip
-ROOT_PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+}
+ROOT_PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 OWN = ("foretrain.css", "foretrain.js")
 SHIM = "https://unpkg.com/iframe-worker/shim"
 # Resources that a browser loads by itself; clickable links do not count.
@@ -55,16 +50,21 @@ def sources() -> dict[str, Path]:
 
 
 def sections(pages: dict[str, Path]) -> dict[str, list[str]]:
-    """Return every page under one heading: those of SECTIONS in their order, then the others by name."""
-    found: dict[str, list[str]] = {
-        heading: [f"{name}.md" for name in names if f"{name}.md" in pages] for heading, names in SECTIONS.items()
-    }
-    placed = {name for names in found.values() for name in names}
+    """Return every page under its group. Raises SystemExit for a page that names none."""
+    found: dict[str, list[str]] = {heading: [] for heading in SECTIONS}
+    of_root = {f"{name}.md": heading for heading, names in SECTIONS.items() for name in names}
     for name, path in pages.items():
-        if name not in placed:
-            named = _SECTION.match(path.read_text("utf-8"))
-            found.setdefault(named[1] if named else list(SECTIONS)[-1], []).append(name)
-    return {heading: names for heading, names in found.items() if names}
+        named = _SECTION.match(path.read_text("utf-8"))
+        heading = named[1] if named else of_root[name] if name in ROOT_PAGES.values() else ""
+        if heading not in found:
+            raise SystemExit(
+                f"{path.name}: its first line must be <!-- section: X -->, with one of {', '.join(SECTIONS)}"
+            )
+        found[heading].append(name)
+    for heading, first in SECTIONS.items():
+        place = {f"{name}.md": i for i, name in enumerate(first)}
+        found[heading].sort(key=lambda name: (place.get(name, len(place)), name))
+    return found
 
 
 class Gatherer:
@@ -78,6 +78,9 @@ class Gatherer:
     def gather(self) -> None:
         for name, path in sources().items():
             self._write(name, _SECTION.sub("", self._relinked(path)))
+        commands = (self.folder / "commands.md").read_text("utf-8")
+        for name, text in command_pages(commands).items():
+            self._write(name, text)
         shutil.copytree(DOCS / "pictures", self.folder / "pictures", dirs_exist_ok=True)
         shutil.copytree(DOCS / "schemas", self.folder / "schemas", dirs_exist_ok=True)
         for name in OWN:
@@ -108,13 +111,22 @@ class Gatherer:
             return self.names[target]
         if not target.exists():
             raise SystemExit(f"{page.relative_to(ROOT)} links to {link}, which does not exist")
-        if target == ROOT / "README.md":
-            return "index.md"
         if target.is_relative_to(DOCS) and target.suffix in (".png", ".svg", ".webp", ".json"):
             return target.relative_to(DOCS).as_posix()
         name = posixpath.join("source", f"{target.relative_to(ROOT).as_posix()}.md")
         self.listings[target] = name
         return name
+
+
+def command_pages(text: str) -> dict[str, str]:
+    """Return the text of commands.md as an overview, and a page per command."""
+    intro, *parts = re.split(r"^## (?=\S)", text, flags=re.MULTILINE)
+    found = {"commands.md": re.sub(r"\(#([a-z-]+)\)", r"(commands/\1.md)", intro)}
+    for part in parts:
+        name, _, rest = part.partition("\n")
+        own = _LINK.sub(lambda link: f"../{link[1]}{link[2] or ''}", rest)
+        found[f"commands/{name.replace(' ', '-')}.md"] = f"# {name}\n{own}"
+    return found
 
 
 def _listing(path: Path) -> str:
@@ -135,7 +147,9 @@ def stage(folder: Path = STAGE) -> Path:
     shutil.rmtree(pages, ignore_errors=True)
     pages.mkdir(parents=True)
     Gatherer(pages).gather()
+    each = json.dumps(sorted(f"commands/{path.name}" for path in (pages / "commands").iterdir()))
     entries = ", ".join(f"{{{json.dumps(heading)} = {json.dumps(names)}}}" for heading, names in navigation().items())
+    entries = entries.replace('"commands.md"', f'"commands.md", {{"Each command" = {each}}}')
     config = (DOCS / "zensical.toml").read_text("utf-8").replace("[project]\n", f"[project]\nnav = [{entries}]\n", 1)
     (folder / "zensical.toml").write_text(config, "utf-8")
     return folder / "zensical.toml"

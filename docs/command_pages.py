@@ -143,7 +143,7 @@ def _ending(name: str) -> str:
     listed = ", ".join(str(int(code)) for code in codes)
     made = [key for key, output in json_schemas.OUTPUTS.items() if name in map(_command_of, output.command.split(", "))]
     links = ", ".join(f"[{key}](schemas/{json_schemas.path_of(key).name})" for key in made)
-    return f"[Exit codes](exit-codes.md): {listed}." + (f" `--json` prints {links}." if links else "")
+    return f"[Exit codes](schemas.md#exit-codes): {listed}." + (f" `--json` prints {links}." if links else "")
 
 
 def _command_of(command: str) -> str:

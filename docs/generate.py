@@ -1,7 +1,8 @@
 """Writes the generated parts of README.md and docs/: captured commands, tables of options and commands, schemas, pictures.
 
     make docs                        write them, and build the site
-    python docs/generate.py --check  say what is out of date, exit with 1
+    python docs/generate.py --check  list what is out of date, exit with 1
+    python docs/generate.py PAGE     only this page
 
 A generated part stands between `<!-- generated: NAME -->` and `<!-- end -->`. The part `console` is a block that begins
 with `$ foretrain …`: that command is run, and what it prints follows. `console: Memory | Time` keeps of that what stands
@@ -13,8 +14,10 @@ import os
 import re
 import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import drawings
 import json_schemas
 import man_page
 import memory_tables  # noqa: F401 - each adds its PARTS
@@ -22,26 +25,15 @@ import product_tables
 import time_tables  # noqa: F401
 import toml_schemas
 import training_tables  # noqa: F401
-from rich._export_format import CONSOLE_SVG_FORMAT
-from rich.console import Console
-from rich.terminal_theme import MONOKAI
 from tables import PARTS, ROOT, part
 
-import foretrain
 from foretrain.base import messages
 from foretrain.cli import app
 from foretrain.cli.common import OUT, VARIABLE
-from foretrain.reports import text
-from foretrain.reports.views import plan as plan_view
 
 WIDTH = 90  # what a page of the site shows without scrolling at 1280 pixels
 _PART = re.compile(r"(<!-- generated: (?P<name>[a-z-]+)(?:: (?P<of>[^>]+))? -->)(?P<old>.*?)(<!-- end -->)", re.DOTALL)
 _COMMAND = re.compile(r"^\$ (foretrain .+)$", re.MULTILINE)
-
-# rich's own without the fonts that it would fetch.
-CONSOLE_FORMAT = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL).replace(
-    "font-family: Fira Code, monospace", "font-family: ui-monospace, monospace"
-)
 
 part("schemas")(json_schemas.table)
 
@@ -84,35 +76,24 @@ def fill(page: str) -> str:
     return _PART.sub(made, page)
 
 
-def picture_of_plan() -> str:
-    recorder = Console(
-        file=io.StringIO(), width=WIDTH, record=True, force_terminal=True, color_system="truecolor", highlight=False
-    )
-    made = foretrain.plan(ROOT / "examples" / "real-cases" / "c.py", gpu="RTX 4070", used_by_others="2.1GB")
-    document = plan_view.document(made)
-    sections = [section for section in document.sections if section.title.id in ("plan.memory", "plan.bytes")]
-    text.render(type(document)(document.title, document.subtitle, sections), recorder)
-    title = 'foretrain plan c.py --gpu "RTX 4070" --used-by-others 2.1GB --full'
-    return recorder.export_svg(title=title, theme=MONOKAI, code_format=CONSOLE_FORMAT, unique_id="plan")
-
-
-def wanted() -> dict[Path, str]:
-    found = {ROOT / "docs" / "pictures" / "plan.svg": picture_of_plan()}
-    found |= {**json_schemas.files(), **toml_schemas.files(), **man_page.files()}
-    pages = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-    return found | {page: fill(page.read_text("utf-8")) for page in pages}
+def wanted(names: list[str]) -> Iterator[tuple[Path, str]]:
+    """Yield each page of these names with its text; without names, all pages, pictures, schemas and the manual."""
+    if not names:
+        yield from {**drawings.files(), **json_schemas.files(), **toml_schemas.files(), **man_page.files()}.items()
+    for page in names or ["README.md", *sorted(str(page) for page in Path("docs").glob("*.md"))]:
+        yield ROOT / page, fill(Path(page).read_text("utf-8"))
 
 
 def main() -> int:
+    check, names = "--check" in sys.argv, [word for word in sys.argv[1:] if word != "--check"]
     os.chdir(ROOT)  # the commands on the pages name files by their paths here
-    check = "--check" in sys.argv
-    stale = {
-        path: content for path, content in wanted().items() if not path.is_file() or path.read_text("utf-8") != content
-    }
-    for path, content in stale.items():
-        print(f"{'out of date' if check else 'wrote'}: {path.relative_to(ROOT)}")
-        if not check:
-            path.write_text(content, "utf-8")
+    stale = 0
+    for path, text in wanted(names):
+        if not path.is_file() or path.read_text("utf-8") != text:
+            stale += 1
+            print(f"{'out of date' if check else 'wrote'}: {path.relative_to(ROOT)}", flush=True)
+            if not check:
+                path.write_text(text, "utf-8")
     return 1 if check and stale else 0
 
 

@@ -1,7 +1,7 @@
-"""The pictures of the page and of the report in docs/pictures/, in light and dark and in every language.
+"""The pictures of the page and of the report in docs/pictures/.
 
-    python docs/pictures.py            all of them; needs a Chromium, playwright and Pillow
-    python docs/pictures.py planner    those whose name begins so
+    python docs/pictures.py               all of them; needs a Chromium, playwright and Pillow
+    python docs/pictures.py page-planner  those whose name begins so
     python docs/pictures.py --in work  with the runs that are in this folder, or made there
 
 What is shown is real: two runs are trained on this CPU first, in a temporary folder, and `foretrain serve` is started on them.
@@ -20,8 +20,6 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from foretrain.base import messages
-
 ROOT = Path(__file__).parent.parent
 TO = ROOT / "docs" / "pictures"
 RUN = (
@@ -37,13 +35,10 @@ MOST_BYTES = 150_000
 COLOURS = 256
 PATIENCE_MS = 600_000  # on a busy machine
 CASES = ROOT / "examples" / "real-cases"
-B1, B2 = f"{CASES}/b1.log+{CASES}/b1.py", f"{CASES}/b2.csv+{CASES}/b2.py"
 # Reports of this repository's own cases: name -> (words of the report, dark, width, heading at the top, height)
 SHOTS = {
     "report-plan": ((str(CASES / "c.py"),), False, 1000, "", 1080),
     "report-plan-dark": ((str(CASES / "c.py"),), True, 1000, "One step", 1100),
-    "report-compare": ((f"b1={B1}", f"b2={B2}"), False, 1000, "Learning", 1000),
-    "report-narrow": ((B1,), True, 320, "", 1100),
 }
 
 
@@ -106,24 +101,6 @@ def planner(page: Page) -> None:
     page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")  # from the top, on a telephone, too
 
 
-def advice(page: Page) -> None:
-    planner(page)
-    page.locator("#model").select_option("gpt2-774m")
-    page.evaluate("document.querySelector('.advice').open = true")
-    page.locator("#advise").click()
-    page.wait_for_selector(".advice table")
-    page.locator(".advice").scroll_into_view_if_needed()
-    page.evaluate("document.querySelector('.advice').scrollIntoView()")
-
-
-def cards(page: Page) -> None:
-    planner(page)
-    page.locator(".cards > summary").click()
-    page.locator("#compare").click()
-    page.wait_for_selector(".cards table")
-    page.evaluate("document.querySelector('.cards').scrollIntoView()")
-
-
 def runs(page: Page) -> None:
     page.wait_for_selector("#nav a")
     page.locator("#nav a").last.click()
@@ -146,30 +123,11 @@ def compare(page: Page) -> None:
     page.wait_for_selector(".comparison[aria-busy=false] .drawing")
 
 
-def narrow(page: Page) -> None:
-    planner(page)
-
-
-VIEWS: dict[str, tuple[Callable[[Page], None], int, int]] = {
-    "planner": (planner, 1280, 1000), "advice": (advice, 1280, 900), "cards": (cards, 1280, 800), "run": (run, 1280, 1000),
-    "compare": (compare, 1280, 1300),
-    "narrow": (narrow, 360, 900),
+# Pictures of the page: name -> (what it shows, language, width, height)
+VIEWS: dict[str, tuple[Callable[[Page], None], str, int, int]] = {
+    "page-planner": (planner, "en", 1280, 1000), "page-planner-ar": (planner, "ar", 1280, 1000),
+    "page-run": (run, "en", 1280, 1000), "page-compare": (compare, "en", 1280, 1300),
 }  # fmt: skip
-
-
-def reports(browser: Browser, work: Path, wanted: list[str]) -> None:
-    """Make the report of the run, in every language, and dark."""
-    names = [*messages.languages()]
-    for language, dark in [*((name, False) for name in names), (names[0], True)]:
-        told = f"report-{language}{'-dark' * dark}"
-        if wanted and not any(told.startswith(word) for word in wanted):
-            continue
-        out = work / f"{told}.html"
-        assert foretrain(work, "report", "out-baby", "--lang", language, "--out", str(out), "--quiet").wait() == 0
-        name = "report" + (f"-{language}" if language != names[0] else "") + ("-dark" if dark else "")
-        with opened(browser, out.as_uri(), language, dark, 1000, 1500) as page:
-            page.wait_for_selector(".drawing")
-            keep(page, name)
 
 
 def reports_of_cases(browser: Browser, work: Path, wanted: list[str]) -> None:
@@ -193,23 +151,18 @@ def main() -> None:
     chromium = next(
         found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))
     )
-    names = [*messages.languages()]
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         work = kept or Path(folder)
-        for name, knobs in RUNS.items():
+        for name, options in RUNS.items():
             made = (work / name / "run.json").exists()
-            assert made or foretrain(work, *RUN, f"--out_dir={name}", *knobs).wait() == 0
+            assert made or foretrain(work, *RUN, f"--out_dir={name}", *options).wait() == 0
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         with served(work) as link:
-            for view, (show, width, height) in VIEWS.items():
-                for language, dark in [*((name, False) for name in names), (names[0], True)]:
-                    name = f"page-{view}" + (f"-{language}" if language != names[0] else "") + ("-dark" if dark else "")
-                    if wanted and not any(f"{view}-{language}{'-dark' * dark}".startswith(word) for word in wanted):
-                        continue
-                    with opened(browser, link, language, dark, width, height) as page:
+            for name, (show, language, width, height) in VIEWS.items():
+                if not wanted or any(name.startswith(word) for word in wanted):
+                    with opened(browser, link, language, False, width, height) as page:
                         show(page)
                         keep(page, name)
-        reports(browser, work, wanted)
         reports_of_cases(browser, work, wanted)
         browser.close()
 

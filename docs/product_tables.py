@@ -2,12 +2,13 @@
 
 import json
 import re
+from collections.abc import Callable, Iterable, Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import command_pages
-from tables import ROOT, declare, fill, part, result, table
+from tables import ROOT, fill, part, result, table
 
 import foretrain
 from foretrain.advice.advisor import EACH_MORE, TOLLS
@@ -17,8 +18,9 @@ from foretrain.base.messages import say
 from foretrain.base.quantities import parse_bytes
 from foretrain.base.units import format_bytes, format_small_percent, format_small_signed_percent
 from foretrain.cli.repository import Answer, Change, in_short, markdown
+from foretrain.config.finetune.options import ASKED, FINETUNE_OPTIONS
 from foretrain.config.inference import CACHES, FORMATS
-from foretrain.config.option import GROUPS
+from foretrain.config.option import GROUPS, Option
 from foretrain.config.options import OPTIONS
 from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import find
@@ -39,18 +41,17 @@ def rules() -> str:
     """Return one row a rule, in the order in which users can afford them."""
     rows = []
     for rule in (each for each in RULES if not each.several):
-        what, why, costs = (say(f"rule.{rule.id}.{key}") for key in ("what", "why", "costs"))
+        what, costs = (say(f"rule.{rule.id}.{key}") for key in ("what", "costs"))
         learning = LEARNING[rule.exactness] + (" ¹" if rule.exactness == "exact" and rule.redraws else "")
         who = "foretrain" if rule.ours or rule.id == "foretrain_step" else "both"
-        who += ", by `--exact` only" if rule.traced else ""
-        rows.append(f"{rule.id} | {what} | {why} | {costs} | {learning} | {who} | {rule.reference}")
-    return table("rule | what | why | what it costs | learning | who | reference", rows)
+        rows.append(f"{what} | {costs} | {learning} | {who}{', `--exact` only' if rule.traced else ''}")
+    return table("what | what it costs | learning | trainer", rows)
 
 
 @part("advice-tolls")
 def tolls() -> str:
-    named = ", ".join(f"{LEARNING[kind]} {toll * 100:.0f} %" for kind, toll in TOLLS.items())
-    return f"{named}; each change after the first {EACH_MORE * 100:.0f} %."
+    named = ", ".join(f"{LEARNING[kind]} {toll * 100:.0f}%" for kind, toll in TOLLS.items())
+    return f"{named}; each change after the first {EACH_MORE * 100:.0f}%."
 
 
 @part("advice-held")
@@ -58,7 +59,7 @@ def held() -> str:
     found = result("advice")
     return fill(
         "{pairs} random runs on random cards got {advices:,} advices: {denied_by_plan} whose fit a new plan of the changed config "
-        "denies, and none whose figures differ by more than {promise:.2g} % from it. Of {do_not_fit} runs that do not fit with their "
+        "denies, and none whose figures differ by more than {promise:.2g}% from it. Of {do_not_fit} runs that do not fit with their "
         "margin, a search over every set of changes finds a fit for {with_a_fit_in_the_space}: {of_these_without_advice} of these got "
         "no advice, {of_these_less_exact_than_possible} only a less exact one. {traced_advices} advices of {traced_runs} small eager "
         "runs were traced: {denied_by_trace} do not fit by the trace, {tight_by_trace} fit without their margin only. Median "
@@ -88,8 +89,8 @@ def power() -> str:
         "has been measured yet."
     )
     return table(
-        "noise | steps > | same but for the seed > | 2 % faster > | 3 % faster > | 5 % less loss left > | 10 % less > | unlike lengths, same > | "
-        "unlike, 3 % faster >",
+        "noise | steps > | same but for the seed > | 2% faster > | 3% faster > | 5% less loss left > | 10% less > | unlike lengths, same > | "
+        "unlike, 3% faster >",
         rows, "", fill(end, found),
     )  # fmt: skip
 
@@ -137,7 +138,7 @@ def circulating() -> str:
             made, needs, took = planned(step, **changes)
             rows.append(
                 f"{said} | {format_bytes(needs)} | {format_bytes(most - needs)} | {VERDICTS[made.verdict_of(step)]} | "
-                f"{(took / longest - 1) * 100:+.1f} % | {learning}"
+                f"{(took / longest - 1) * 100:+.1f}% | {learning}"
             )
     return table("advice | needs about > | saves > | verdict | time of the run > | changes in the result", rows)
 
@@ -156,7 +157,7 @@ def link_names() -> str:
 @part("cluster-measured")
 def cluster() -> str:
     return table(
-        "published runs | figures > | median error > | median of sizes > | above 20 % (memory: 5 %) > | in the stated range >",
+        "published runs | figures > | median error > | median of sizes > | above 20% (memory: 5%) > | in the stated range >",
         (
             fill(
                 "{name} | {rows} | {median_error:+.1p} | {median_abs_error:.1p} | {misses} | {inside}", one,
@@ -180,17 +181,6 @@ def cluster_sentence() -> str:
     )  # fmt: skip
 
 
-@part("cluster-misses")
-def cluster_misses() -> str:
-    """Return every figure beyond the accepted error."""
-    rows = sorted(result("cluster_measured")["rows"], key=lambda row: -abs(row["error"]))
-    return table(
-        "run | of | cards | strategy | error > | what differs",
-        (row for row in rows if abs(row["error"]) > (0.20 if row["of"] == "time" else 0.05)),
-        "{id} | {of} | {cards} | {strategy} | {error:+.1p} | {note}",
-    )
-
-
 @part("inference-summary")
 def inference() -> str:
     """Return how many rows are met, by purpose and by engine."""
@@ -204,33 +194,14 @@ def inference() -> str:
         what, use, engine = name.split(", ")
         counts = fill("{rows} | {within_15_percent} | {mean_off:.1p} | {largest_off:.1p}", found)
         rows.append(f"{tokens[what]} | {uses[use]} | {engine} | {counts}")
-    return table("what | rows | engine | how many | within 15 % | mean distance | largest", rows)
-
-
-declare(
-    "inference-rows", "inference_published.rows",
-    "model | weights | card | batch | context | engine | published tokens/s | predicted | off | prompt off",
-    "{model} | {weights} | {card} | {batch} | {context:,} | {software} | {tokens_per_s:,.1f} | {predicted_tokens_per_s:,.1f} | {off:+.1p} | {prompt}",
-    only=lambda row: row["use"] == "held out" and "off" in row,
-    card=lambda row: f"{row['cards']} x {row['gpu']} ({row['split']})" if row["cards"] else row["gpu"], context=lambda row: int(row["prompt"]) + int(row["generated"]),
-    prompt=lambda row: f"{100 * row['read_off']:+.1f} %" if "read_off" in row else "",
-)  # fmt: skip
-
-
-declare(
-    "inference-files",
-    "inference_published.rows",
-    "model | weights | published GiB | predicted | off",
-    "{model} | {weights} | {gib:.2f} | {predicted_gib:.2f} | {gib_off:+.2p}",
-    only=lambda row: "gib_off" in row,
-)
+    return table("what | rows | engine | how many | within 15% | mean distance | largest", rows)
 
 
 @part("inference-formats")
 def formats() -> str:
     weights = ", ".join(f"`{name}` {form.block:g}" for name, form in FORMATS.items())
     caches = ", ".join(f"`{name}` {bits:g}" for name, bits in CACHES.items())
-    return f"Weights, bits a number in the blocks: {weights}. KV cache: {caches}."
+    return f"Weights, bits per number in the blocks: {weights}. KV cache: {caches}."
 
 
 @part("inference-constants")
@@ -239,7 +210,7 @@ def constants() -> str:
         "share of the card's bandwidth for weights": f"{speed.BANDWIDTH_SHARE:.0%}",
         "share of it for keys and values": f"{speed.CACHE_SHARE:.0%}",
         "HBM against its data sheet": f"{speed.HBM_SHARE:.1%}",
-        "time a layer": f"{1e6 * speed.LAYER_S:.0f} µs; {1e6 * speed.EXPERTS_S:.0f} µs more with experts",
+        "time per layer": f"{1e6 * speed.LAYER_S:.0f} µs; {1e6 * speed.EXPERTS_S:.0f} µs more with experts",
         "weights of few bits that a multiprocessor unpacks in a clock (llama.cpp)": f"{speed.UNPACKED_PER_CLOCK}",
         "more of that time for each further text": f"{speed.UNPACKED_MORE:.0%}",
         "share of the peak of matmuls, of attention, in a prompt": f"{speed.PROMPT_SHARE:.0%}, {speed.ATTENTION_SHARE:.0%}",
@@ -319,8 +290,8 @@ def demo() -> str:
     step = next(row for row in found["comparison"]["time"] if row["id"] == "time.step")
     times = {key: step[key] * 1e3 for key in ("measured", "predicted", "low", "high")}
     return fill(
-        "On {on} (no GPU) it took {minutes:.1f} minutes: validation loss from {run.first_val_loss:.3f} to {run.val_loss:.3f} nats a byte "
-        "(knowing only how often each byte occurs gives {unigram_entropy:.3f}); the step took {measured:.0f} ms, predicted {predicted:.0f} ms "
+        "On {on} (no GPU) it took {minutes:.1f} minutes: validation loss from {run.first_val_loss:.3f} to {run.val_loss:.3f} nats per byte "
+        "(a byte-frequency baseline scores {unigram_entropy:.3f}); the step took {measured:.0f} ms, predicted {predicted:.0f} ms "
         "({low:.0f} to {high:.0f}). (`python benchmarks/demo.py`, {date})",
         found, on=on(found), minutes=found["wall_s"] / 60, **times,
     )  # fmt: skip
@@ -330,40 +301,13 @@ def block(*lines: str) -> str:
     return "\n".join(["```console", *lines, "```"])
 
 
-@part("start-baby-plan")
-def baby_plan() -> str:
-    """Return the verdict and the times, without the hour of the end."""
-    parts = result("quick_start")["consoles"]["plan"].split("\n\n")
-    kept = "\n\n".join(part for part in parts if part.startswith(("$", "Verdict", "Time")))
-    return block(*(line for line in kept.splitlines() if "started now" not in line), "…")
+@part("exact-case-c")
+def exact_case_c() -> str:
+    """Return what takes minutes to print."""
+    command = 'foretrain plan examples/real-cases/c.py --gpu "RTX 4070" --used-by-others 2.1GB --exact'
+    return block(f"$ {command}", result("real_cases")["consoles"]["verdict_c"])
 
 
-@part("start-baby-train")
-def baby_train() -> str:
-    found = result("quick_start")
-    load = (
-        "shared with other programs, so the times below are longer than forecast"
-        if found["load"] > 3
-        else "idle otherwise"
-    )
-    told = (
-        "On {on}, {shared} (load {load:.0f}), it took {seconds.train:.0s} (`python benchmarks/quick_start.py`, {date}): from "
-        "{run.first_val_loss:.2f} to {run.val_loss:.2f} nats a byte."
-    )
-    return f"{block(found['consoles']['train'])}\n\n{fill(told, found, on=on(found), shared=load)}"
-
-
-CONSOLES = {  # outputs that take minutes or another library
-    "start-baby-compare": ("quick_start", "compare", ""),
-    "start-baby-sample": ("quick_start", "sample", ""),
-    "explain-case-a": (
-        "real_cases", "explain_a", 'plan examples/real-cases/a.py --gpu "RTX 4070" --explain --observed 6582MiB --process 4464MiB',
-    ),
-    "exact-case-c": ("real_cases", "verdict_c", 'plan examples/real-cases/c.py --gpu "RTX 4070" --used-by-others 2.1GB --exact'),
-}  # fmt: skip
-for _name, (_file, _key, _command) in CONSOLES.items():
-    _asked = [f"$ foretrain {_command}"] if _command else []
-    part(_name)(lambda file=_file, key=_key, asked=_asked: block(*asked, result(file)["consoles"][key]))
 part("explain-run")(lambda: block(result("watch_and_explain")["console"]))
 part("commands")(command_pages.reference)
 
@@ -377,17 +321,36 @@ def exit_codes() -> str:
     return table("code > | meaning | ids of its errors", rows)
 
 
+def option_table(options: Iterable[Option], defaults: Mapping[str, Any], mark: Callable[[Option], str]) -> str:
+    rows = []
+    for option in options:
+        value = defaults.get(option.name, option.default)
+        shown = f"`{value}`" if value != "" else "empty"
+        limits = ", ".join(
+            each for each in (option.unit, option.limits if option.limits != option.help else "") if each
+        )
+        rows.append(f"`{option.name}`{mark(option)} | {shown} | {option.help} | {limits}")
+    return table("option | default | what | limits", rows)
+
+
 @part("options")
 def options() -> str:
     parts = []
     for group in GROUPS:
-        rows = []
-        for option in (each for each in OPTIONS.values() if each.group == group):
-            mark = " ¹" if option.ours else " ²" if option.inert else ""
-            default = f"`{option.default}`" if option.default != "" else "empty"
-            limits = option.limits if option.limits != option.help else ""
-            rows.append(f"`{option.name}`{mark} | {default} | {option.unit} | {limits} | {option.help}")
-        parts += [f"## {group}", table("option | default | unit | limits | what", rows)]
+        own = (option for option in OPTIONS.values() if option.group == group)
+        shown = option_table(own, {}, lambda option: " ¹" if option.ours else " ²" if option.inert else "")
+        parts += [f"### {group}", shown]
+    return "\n\n".join(parts)
+
+
+@part("finetune-options")
+def finetune_options() -> str:
+    """Return the options of fine-tuning, with the defaults of a model that is named without a trainer's file."""
+    parts = []
+    for group in GROUPS:
+        own = [option for option in FINETUNE_OPTIONS.values() if option.group == group]
+        if own:
+            parts += [f"### fine-tuning: {group}", option_table(own, ASKED, lambda option: "")]
     return "\n\n".join(parts)
 
 
@@ -411,7 +374,7 @@ def base_install() -> str:
     return table(
         "Python | packages > | size > | first `plan` > | second `plan` > | `demo` with `[train]`", rows, "",
         f"Measured on {one['system']}, {one['date']}: a fresh virtual environment, an empty home, no compiler, {network}; "
-        + "other programs ran beside it, so the seconds are too many; " * busy
+        + "the machine was busy, so times are upper bounds; " * busy
         + "the size is that of the packages without pip (`python release/empty_root.py dist --train`).",
     )  # fmt: skip
 

@@ -13,7 +13,7 @@ GIB, MIB = 2**30, 2**20
 PARTS: dict[str, Callable[[], str]] = {}
 # A format that ends in one of these: the number is divided by it, and what stands behind it follows.
 _UNITS = {
-    "p": (0.01, " %"), "ms": (1e-3, " ms"), "MiB": (MIB, " MiB"), "GiB": (GIB, " GiB"),
+    "p": (0.01, "%"), "ms": (1e-3, " ms"), "MiB": (MIB, " MiB"), "GiB": (GIB, " GiB"),
     "kB": (1e3, ""), "MB": (1e6, ""), "s": (1, " s"),
 }  # fmt: skip
 

@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from generate import CONSOLE_FORMAT
+from drawings import CONSOLE_FORMAT
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
 from rich.text import Text

@@ -1,10 +1,9 @@
 """The generated parts about training: recipes, techniques, prepared data, exports, faults."""
 
-import ast
 from statistics import mean
 from typing import Any
 
-from tables import ROOT, declare, fill, part, result, table
+from tables import declare, fill, part, result, table
 
 from foretrain.base.units import format_bytes
 from foretrain.config.options import OPTIONS
@@ -21,7 +20,7 @@ declare(
     "{model} | {run} | {steps:,} | {each} | {mean:.3f}{spread} | {steps_share:.1p} | {wall}",
     model=lambda row: model_name(row["model"]), each=lambda row: ", ".join(f"{loss:.3f}" for loss in row["losses"]),
     spread=lambda row: f" ± {row['sd']:.3f}" if "sd" in row else "",
-    wall=lambda row: f"{row['wall_share'] * 100:.1f} %" if "wall_share" in row else "",
+    wall=lambda row: f"{row['wall_share'] * 100:.1f}%" if "wall_share" in row else "",
 )  # fmt: skip
 
 
@@ -49,11 +48,11 @@ def sentence() -> str:
             ("nanogpt", "nanoGPT's recipe", "the modern recipe with a BPE of its corpus"),
         ):
             if row := reached(rows, name, bpe="BPE" in recipe):
-                wall = f" and {row['wall_share'] * 100:.0f} % of its wall time" if "wall_share" in row else ""
+                wall = f" and {row['wall_share'] * 100:.0f}% of its wall time" if "wall_share" in row else ""
                 seeds = f"each of {row['both']} seeds" if row["both"] > 1 else "the one seed that both have"
                 words.append(
                     f"At {model_name(model)} {recipe} is at or below the loss of {called} after "
-                    f"{row['steps_share'] * 100:.1f} % of its steps{wall}, with {seeds}."
+                    f"{row['steps_share'] * 100:.1f}% of its steps{wall}, with {seeds}."
                 )
     return "\n".join(words)
 
@@ -76,7 +75,7 @@ def tokenizer() -> str:
         time = f" in {longer / wall:.2f} times the time" if longer and wall else ""
         words.append(
             f"At {model_name(model)} a BPE of 1,024 tokens, trained on the corpus (`tokenizer = bpe`), ends at "
-            f"{after:.3f} bits a byte instead of {before:.3f} after as many steps{time}; both over the whole validation "
+            f"{after:.3f} bits per byte instead of {before:.3f} after as many steps{time}; both over the whole validation "
             f"split, {'seed' if len(seeds) == 1 else 'mean of seeds'} {', '.join(map(str, seeds))}."
         )
     return "\n".join(words)
@@ -86,7 +85,7 @@ def tokenizer() -> str:
 def step_seconds() -> str:
     template = "{name} | {nanogpt:.0f} (float32) | {modern:.0f} ({modern_dtype}) | {ratio:.2f} ({lowest_ratio:.2f} to {highest_ratio:.2f}) | {threads}"
     return table(
-        "model | nanoGPT, ms a step | modern, ms a step | ratio | threads",
+        "model | nanoGPT, ms per step | modern, ms per step | ratio | threads",
         (
             fill(
                 template,
@@ -252,14 +251,14 @@ def faults() -> str:
             held="All held" if found["ok"] else "**Not all held**",
             target="faults-long" if found["tier"] == "nightly" else "faults",
         ))  # fmt: skip
-    return table("fault | how often > | what came of it", rows, "", "\n".join(dict.fromkeys(held)))
+    return table("fault | how often > | result", rows, "", "\n".join(dict.fromkeys(held)))
 
 
 @part("checkpoint-cost")
 def checkpoint_cost() -> str:
     found = result("checkpoint_cost")
     columns = (
-        "model | checkpoint > | step > | the loop writes itself > | in the background: blocked > | the steps beside it take longer by > | "
+        "model | checkpoint > | step > | the loop writes itself > | in the background: blocked > | overlapping steps take longer by > | "
         f"share of {found['interval_steps']:,} steps: blocked > | with that >"
     )
     template = (
@@ -298,7 +297,7 @@ def soak() -> str:
     kinds = ", ".join(f"{found['kinds'][name]} x {text}" for name, text in KINDS.items() if name in found["kinds"])
     rows = {
         "faults": "{faults} in {hours:.2f} h, one each {every_s:.0s}: {each_kind}",
-        "faults that could not be put in": ", ".join(each["kind"] for each in found["not_done"]) or "none",
+        "faults that could not be injected": ", ".join(each["kind"] for each in found["not_done"]) or "none",
         "done by hand": "{manual_actions}",
         "training processes": "{processes}",
         "useful share of the time in which it could work": "{goodput:.1%}",
@@ -315,38 +314,6 @@ def soak() -> str:
     end = "{held} ({date}, {machine.cpu}, shared with other work, torch {versions.torch}; `make soak`)."
     shown = (f"{what} | {fill(count, found, each_kind=kinds)}" for what, count in rows.items())
     return table("what | count", shown, "", fill(end, found, held=held))
-
-
-FAULT_GROUPS = {
-    "B.1": "Memory", "B.2": "Numbers", "B.3": "Disk, process, machine", "B.4": "Data", "B.5": "Configuration", "B.6": "Hostile input",
-}  # fmt: skip
-
-
-def marked() -> list[tuple[str, str, str, str, str]]:
-    """Return (group, fault, what is seen, what is safe, the test) of every `pytest.mark.fault`, as the tests
-    have them.
-    """
-    found = []
-    for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        for node in ast.parse(path.read_text("utf-8")).body:
-            for mark in getattr(node, "decorator_list", []):
-                if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.fault":
-                    values = {word.arg: ast.literal_eval(word.value) for word in mark.keywords}
-                    name = f"{path.relative_to(ROOT).as_posix()}::{node.name}"  # type: ignore[attr-defined]
-                    found.append((values["row"], ast.literal_eval(mark.args[0]), values["sees"], values["safe"], name))
-    return sorted(found, key=lambda row: row[0])
-
-
-@part("fault-catalogue")
-def catalogue() -> str:
-    parts = []
-    for group, title in FAULT_GROUPS.items():
-        rows = [
-            f"{what} | {sees} | {safe} | [`{test.partition('::')[2]}`](../{test.partition('::')[0]})"
-            for row, what, sees, safe, test in marked() if row == group
-        ]  # fmt: skip
-        parts += [f"**{title}**", table("fault | what you will see | what is safe | test", rows)]
-    return "\n\n".join(parts)
 
 
 @part("resume-keys")

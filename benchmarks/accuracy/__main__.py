@@ -32,7 +32,7 @@ def line_of(row: dict[str, Any]) -> str:
         return f"{row['id']} {row['published']}: –"
     if "right" in row:
         return f"{row['id']} out of memory: {'right' if row['right'] else 'wrong'}"
-    return f"{row['id']} {row['published']}: {row['error'] * 100:+.3f} %"
+    return f"{row['id']} {row['published']}: {row['error'] * 100:+.3f}%"
 
 
 def main() -> int:

@@ -3,7 +3,7 @@
     python benchmarks/gpu/compare.py gpu.json.gz [--out compared.json]
 
 Traces are made with the torch that is installed here, so install the one of the measurement. Printed are signed
-errors (+1 % is predicted 1 % too high) of allocated and reserved peaks and of the process's memory, with medians;
+errors (+1% is predicted 1% too high) of allocated and reserved peaks and of the process's memory, with medians;
 how many are met to the byte with the addresses that traces are replayed with, which fall as under Linux, and with rising
 ones (predict/allocator/addresses.py); how often a plan would have promised too little (UNDER: the process took more
 than the high end of its range) or refused too much (REFUSED: "does not fit" on a card with a tenth more than the

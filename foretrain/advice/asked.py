@@ -33,3 +33,6 @@ class Asked(Record):
         rented = ("--price", price) if price and (rent or "=" not in price) else ()
         exact = ("--exact",) if self.exact else ()
         return (*rented, *exact, *(self.limits if command == "plan" else ()))
+
+
+QUIET = Asked(quiet=True)

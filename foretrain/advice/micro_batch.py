@@ -1,6 +1,6 @@
 """batch_size = auto: the micro-batch for a device, by the ledger alone, among divisors of the sequences of a step.
 
-On a card the largest that fits with its margin, evaluation included; on a CPU the smallest whose step is at most 3 %
+On a card the largest that fits with its margin, evaluation included; on a CPU the smallest whose step is at most 3%
 longer than the fastest one's.
 """
 

@@ -1,4 +1,4 @@
-"""Advice as records. Texts are ids (rule.ID.*, idle.ID); bytes, seconds, shares (0.05 is 5 %)."""
+"""Advice as records. Texts are ids (rule.ID.*, idle.ID); bytes, seconds, shares (0.05 is 5%)."""
 
 from typing import Any
 

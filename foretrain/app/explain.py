@@ -32,7 +32,7 @@ from foretrain.base.records import Note, Record
 from foretrain.base.units import GIB
 from foretrain.comparison.sources import tables
 from foretrain.comparison.sources.tables import read_table
-from foretrain.config.finetune.asked import is_asked
+from foretrain.config.finetune.read import is_asked
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import ResolvedConfig
 from foretrain.hardware import devices

@@ -11,8 +11,8 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from foretrain.app.train import need_torch
-from foretrain.base.errors import UserError
-from foretrain.base.installation import Later, installed, need_extra
+from foretrain.base.errors import UserError, need_extra
+from foretrain.base.installation import Later, installed
 from foretrain.base.records import Record
 from foretrain.base.units import (
     JOULES_PER_KWH,

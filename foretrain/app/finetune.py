@@ -15,8 +15,8 @@ from foretrain.app.limits import Limits, check_limits, priced, prices_of
 from foretrain.app.plan import Cards, Listen, Look, check_speed, targets, words_of_cards
 from foretrain.base.errors import UserError
 from foretrain.base.records import Note
-from foretrain.config.finetune.asked import is_asked as is_asked
 from foretrain.config.finetune.options import FINETUNE_OPTIONS, Bound, FineTune
+from foretrain.config.finetune.read import is_asked as is_asked
 from foretrain.config.finetune.read import read_finetune
 from foretrain.config.finetune.words import WORDS
 from foretrain.config.hub.facts import ModelSource

@@ -14,8 +14,7 @@ from foretrain.app.plan import Cards, Config, Listen, Look, resolved_of, targets
 from foretrain.base.errors import ConfigError, UserError
 from foretrain.base.messages import listed
 from foretrain.base.records import Note
-from foretrain.config.finetune.asked import is_asked
-from foretrain.config.finetune.read import is_finetune_file, read_finetune
+from foretrain.config.finetune.read import is_asked, is_finetune_file, read_finetune
 from foretrain.config.hub.facts import ModelSource
 from foretrain.config.hub.source import find_source, model_named, unknown_model
 from foretrain.config.inference import WORDS, Inference, asked_with, parse_inference

@@ -1,33 +1,34 @@
-"""Printed answers of the planner, kept on disk, so that the command line repeats them without importing anything.
+"""Printed answers of the planner, kept on disk, so that the command line repeats them and imports almost nothing.
 
-The key is a hash of what was asked, the config with its dataset, the cards, torch's version and our code. An answer
-that depends on a CPU, a calibration, a file of weights or the user's own cards is not kept.
+The key is a hash of what was typed, where, for which terminal, the environment, what is installed and our code. The
+files that decided an answer lie with it, each as it was. An answer that depends on this machine's devices, on stdin, on
+weights, a mixture or the user's own cards is not kept.
 """
 
 import contextlib
 import hashlib
+import json
 import os
+import sys
+import zlib
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-import pydantic
+from foretrain.base.installation import Later, cache_folder
 
-from foretrain.app.plan import targets
-from foretrain.app.request import PretrainingRequest
-from foretrain.base.cache import Cache
-from foretrain.base.errors import UserError
-from foretrain.base.installation import GPU_FILE_VARIABLE
-from foretrain.config.presets import GPT2_SHAPES
-from foretrain.predict import software
-
-PRINTED = Cache("answers", compressed=True, most_files=300)  # of some kilobytes each
+caches: Any = Later("foretrain.base.cache")  # to repeat an answer needs nothing of ours
+FOLDER, MOST_FILES, MOST_BYTES = "answers", 300, 1 << 20  # of some kilobytes each
 PACKAGE = Path(__file__).parents[1]
+_GZIP = 31  # as base/cache.py has it
+_OF_NO_ANSWER = ("_", "OLDPWD", "SHLVL")  # which a shell changes with every command
 
 
 @cache
 def code(package: Path = PACKAGE) -> str:
     """Return a hash of our code and tables. A file of another size or date is another one, as for Python's bytecode."""
-    digest = hashlib.sha256(pydantic.VERSION.encode())
+    digest = hashlib.sha256()
     for folder, folders, files in os.walk(package):
         folders.sort()
         for file in sorted(files):
@@ -37,14 +38,58 @@ def code(package: Path = PACKAGE) -> str:
     return digest.hexdigest()
 
 
-def path_of(request: PretrainingRequest, asked: object) -> Path | None:
-    """Return where the answer to a request is kept; None where it may change. `asked`: what else decides it."""
-    config = request.resolved.config
-    if config.init_from not in ("scratch", *GPT2_SHAPES) or "://" in config.dataset or GPU_FILE_VARIABLE in os.environ:
+def state(path: str) -> str:
+    """Return what changes when a file does, or a file within a folder; "" where there is none."""
+    try:
+        found = [_marks(os.stat(path))]  # noqa: PTH116
+        if os.path.isdir(path):  # noqa: PTH112
+            found += sorted((each.name, *_marks(each.stat())) for each in os.scandir(path))
+    except (OSError, ValueError):
+        return ""
+    return repr(found)
+
+
+def _marks(found: os.stat_result) -> tuple[Any, ...]:
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _tried(call: Callable[[Any], Any], of: object) -> Any:
+    try:
+        return call(of)
+    except OSError:
         return None
-    with contextlib.suppress(UserError):
-        cards, data = targets(request.cards.gpu, request.cards.others, config), request.data_of(request.resolved)
-        if all(each.gpu.kind == "cuda" and each.gpu.calibration is None for each in cards):
-            torch = software.of(config.torch_version)
-            return PRINTED.path(repr((code(), request.resolved, data, cards, torch, asked)))
-    return None
+
+
+def path_of() -> Path:
+    """Return where the answer to this process's command line is kept."""
+    environment = sorted(each for each in os.environ.items() if each[0] not in _OF_NO_ANSWER)
+    shown = [(each.isatty(), each.encoding) for each in (sys.stdout, sys.stderr)]
+    sizes = [_tried(os.get_terminal_size, number) for number in range(3)]
+    listed = (_tried(os.listdir, folder or ".") or () for folder in sys.path)
+    installed = sys.version, [sorted(each for each in names if each.endswith("-info")) for names in listed]
+    asked = repr((code(), sys.argv[1:], os.getcwd(), environment, shown, sizes, installed))  # noqa: PTH109
+    return cache_folder() / FOLDER / f"{hashlib.sha256(asked.encode('utf-8', 'replace')).hexdigest()[:20]}.json.gz"
+
+
+def repeat() -> bool:
+    """Print the answer to this command line as it was printed; return whether it is kept and still right."""
+    try:
+        with path_of().open("rb") as file:
+            files, said, printed = json.loads(zlib.decompress(file.read(MOST_BYTES), _GZIP))
+        if any(state(path) != before for path, before in files.items()):
+            return False
+        for text, stream in ((said, sys.stderr), (printed, sys.stdout)):
+            stream.write(text)
+            stream.flush()
+    except (OSError, ValueError, TypeError, AttributeError, zlib.error):  # the program says what cannot be written
+        return False
+    return True
+
+
+def keep(files: Iterable[Path], said: str, printed: str, began_ns: int) -> None:
+    """Keep what was printed, unless one of the files that decided it changed meanwhile."""
+    with contextlib.suppress(OSError):
+        found = [path.stat() for path in files if path.exists()]
+        if all(max(each.st_mtime_ns, each.st_ctime_ns) < began_ns for each in found):
+            kept = caches.Cache(FOLDER, compressed=True, most_bytes=MOST_BYTES, most_files=MOST_FILES)
+            kept.write(path_of(), json.dumps([{str(path): state(str(path)) for path in files}, said, printed]))

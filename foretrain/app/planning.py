@@ -14,9 +14,9 @@ from foretrain.app.limits import Limits
 from foretrain.app.plan import Config
 from foretrain.base.errors import UserError
 from foretrain.config.finetune import live
-from foretrain.config.finetune.asked import is_asked
 from foretrain.config.finetune.live import TransformersConfig, TransformersModel, is_live
 from foretrain.config.finetune.options import asked
+from foretrain.config.finetune.read import is_asked
 from foretrain.config.finetune.words import COSTS, parse_words
 from foretrain.config.words import as_word
 from foretrain.hardware.catalogue import Gpu, stated_bytes
@@ -76,7 +76,7 @@ def asked_of(source: Source, options: Mapping[str, Any]) -> FineTuneQuestion:
         values = {**read.model_dump(exclude={"batch_size", "seq_len"}), **values}  # a model says neither
     else:
         model = live.planned_config(source)
-    tune = asked(model.facts, values)
+    tune = asked(model, values)
     return FineTuneQuestion(model, tune, prices=Prices.of(costs_in(others).config), costs=others)
 
 

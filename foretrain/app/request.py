@@ -1,6 +1,7 @@
 """What is asked of a run: words and cards become a request, one class for each kind of run, which plans, traces and
 explains it."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,13 +10,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from foretrain.app.limits import Limits, check_limits, make_plans, priced
 from foretrain.app.plan import Cards, DataOf, Listen, Look, targets
 from foretrain.base.errors import UserError
-from foretrain.base.installation import Later
+from foretrain.base.installation import GPU_FILE_VARIABLE, Later
 from foretrain.base.records import Note
 from foretrain.config.option import Option
 from foretrain.config.options import OPTIONS
-from foretrain.config.presets import is_surely_asked
+from foretrain.config.presets import GPT2_SHAPES, is_surely_asked
 from foretrain.config.resolve import ResolvedConfig, resolve
 from foretrain.data.corpus import data_of_config
+from foretrain.data.dataset import DATA_DIR
+from foretrain.data.locate import MIX_SUFFIX
+from foretrain.hardware.devices import CPU, HERE
 
 if TYPE_CHECKING:
     from foretrain.analysis.components import Explanation
@@ -95,6 +99,16 @@ class PretrainingRequest:
     @property
     def given(self) -> frozenset[str]:
         return frozenset(self.resolved.sources)
+
+    @property
+    def deciding(self) -> tuple[Path, ...] | None:
+        """Return the files that decide the answer, those that may come included; None where more than files does."""
+        config, cards = self.resolved.config, {name.strip() for name in self.cards.gpu.lower().split(",")}
+        known = config.init_from in ("scratch", *GPT2_SHAPES) and GPU_FILE_VARIABLE not in os.environ
+        elsewhere = "://" in config.dataset or config.dataset.endswith(MIX_SUFFIX)
+        if not known or elsewhere or not cards.isdisjoint({"", HERE, CPU}):
+            return None
+        return (*self.resolved.files, *self.resolved.looked, Path(config.dataset), DATA_DIR / config.dataset)
 
     def settings(self, limits: Limits) -> tuple[Any, Mapping[str, Option], Mapping[str, str]]:
         resolved = priced(self.resolved, limits)

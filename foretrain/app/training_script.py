@@ -31,25 +31,21 @@ PREFERENCE_RATES = {"adapters": 1e-5, "full": 1e-6}  # DPOConfig's default
 class Kind(NamedTuple):
     """A trainer with its arguments, and the columns of its data. `module`: it is imported from there."""
 
-    trainer: str
-    arguments: str
-    module: str
     columns: str
+    trainer: str = "Trainer"
+    arguments: str = "TrainingArguments"
+    module: str = "transformers"
 
 
 TRL = "trl"
-PAIRS = '"chosen" and "rejected", with or without "prompt"'
-KINDS = {
-    "sft": Kind("SFTTrainer", "SFTConfig", TRL, '"text", "messages", or "prompt" and "completion"'),
-    "pretraining": Kind("SFTTrainer", "SFTConfig", TRL, '"text"'),
-    "reward": Kind("RewardTrainer", "RewardConfig", TRL, PAIRS),
-    "dpo": Kind("DPOTrainer", "DPOConfig", TRL, PAIRS),
-    "kto": Kind("KTOTrainer", "KTOConfig", TRL, '"prompt", "completion" and "label"'),
-    "orpo": Kind("ORPOTrainer", "ORPOConfig", "trl.experimental.orpo", PAIRS),
-    **dict.fromkeys(("cpo", "simpo"), Kind("CPOTrainer", "CPOConfig", "trl.experimental.cpo", PAIRS)),
+COLUMNS = {  # of the data of TRL's trainers
+    "sft": '"text", "messages", or "prompt" and "completion"',
+    "pretraining": '"text"',
+    "kto": '"prompt", "completion" and "label"',
+    **dict.fromkeys(("reward", "dpo", "orpo", "cpo", "simpo"), '"chosen" and "rejected", with or without "prompt"'),
 }
-PLAIN = Kind("Trainer", "TrainingArguments", "transformers", '"text" or "messages"')
-CLASSES = PLAIN._replace(columns='"text" and "label"')
+PLAIN = Kind('"text" or "messages"')
+CLASSES = Kind('"text" and "label"')
 
 ROWS = '''
 def rows_of(samples):
@@ -104,17 +100,20 @@ def kind_of(tune: FineTune) -> Kind | None:
     if tune.bound != "exact":
         return None
     if tune.loop == TRL:
-        return KINDS.get(tune.training)
+        columns, found = COLUMNS.get(tune.training), tune.preferences
+        name, module = (found.trainer, found.module) if found else ("SFT", TRL)
+        return Kind(columns, f"{name}Trainer", f"{name}Config", module) if columns else None
     return {"sft": PLAIN, "pretraining": PLAIN, "classification": CLASSES}.get(tune.training)
 
 
 def model_of(plan: FineTunePlan) -> str:
     """Return what from_pretrained takes: a repository, or a folder."""
-    known = models().get(plan.where) or models().get(plan.name)
     if plan.where.startswith("hf:"):
         return plan.where.removeprefix("hf:")
-    path = Path(plan.where)
-    return str(path.parent if path.suffix == ".json" else path) if path.exists() or known is None else known.repository
+    path, known = Path(plan.where), models().get(plan.where)
+    if known and not path.exists():
+        return known.repository
+    return str(path.parent if path.suffix == ".json" else path)
 
 
 def text_of(plan: FineTunePlan, config: Mapping[str, Any], command: str, name: str) -> str:

@@ -1,13 +1,14 @@
 """User errors as ids with values, and the table of exit codes."""
 
 from enum import IntEnum
+from importlib import import_module
 from typing import Any
 
 from foretrain.base.messages import say
 
 
 class ExitCode(IntEnum):
-    """The exit codes of the command line; docs/exit-codes.md is generated from this."""
+    """The exit codes of the command line; docs/schemas.md is generated from this."""
 
     DONE = 0
     INTERNAL = 1
@@ -67,3 +68,12 @@ class ConfigError(UserError):
         if len(self.problems) == 1 and self.problems[0].id in _OF_THE_COMMAND:
             return str(self.problems[0])
         return "\n".join([super().__str__(), *(f"  {problem}" for problem in self.problems)])
+
+
+def need_extra(module: str, extra: str) -> Any:
+    """Import a module that one of our extras installs. Raises UserError 'environment.missing_extra'."""
+    try:
+        return import_module(module)
+    except ImportError:
+        package = module.partition(".")[0].replace("_", "-")
+        raise UserError("environment.missing_extra", package=package, extra=extra) from None

@@ -8,8 +8,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from foretrain.base.errors import UserError
-
 GPU_FILE_VARIABLE = "FORETRAIN_GPU_FILE"  # a file of the user's own cards
 
 
@@ -41,15 +39,6 @@ def installed(package: str) -> str:
 
 def _plain(name: str) -> str:
     return re.sub("[-_.]+", "-", name).lower()
-
-
-def need_extra(module: str, extra: str) -> Any:
-    """Import a module that one of our extras installs. Raises UserError 'environment.missing_extra'."""
-    try:
-        return import_module(module)
-    except ImportError:
-        package = module.partition(".")[0].replace("_", "-")
-        raise UserError("environment.missing_extra", package=package, extra=extra) from None
 
 
 class Later:

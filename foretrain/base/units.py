@@ -120,18 +120,18 @@ def format_flop_rate(flop_per_s: float) -> str:
 
 
 def format_percent(share: float, digits: int = 1) -> str:
-    return f"{grouped(share * 100, digits)} %"
+    return f"{grouped(share * 100, digits)}%"
 
 
 def format_signed_percent(share: float) -> str:
     text = grouped(abs(share) * 100, 1)
-    return f"{text} %" if float(text.replace(",", "")) == 0 else f"{'-' if share < 0 else '+'}{text} %"
+    return f"{text}%" if float(text.replace(",", "")) == 0 else f"{'-' if share < 0 else '+'}{text}%"
 
 
 def format_small_percent(share: float) -> str:
     """Format '0%', '0.013%', '0.35%', '2.4%': a share that may be very small."""
     digits = 3 if abs(share) < 0.001 else 2 if abs(share) < 0.01 else 1
-    return f"{grouped(share * 100, digits)} %" if abs(share) >= 5e-6 else "0 %"
+    return f"{grouped(share * 100, digits)}%" if abs(share) >= 5e-6 else "0%"
 
 
 def format_small_signed_percent(share: float) -> str:
@@ -142,7 +142,7 @@ def format_small_signed_percent(share: float) -> str:
 
 def rounds_to_zero(share: float) -> bool:
     """Return whether a share would be shown as 0.0%: then a sentence says that nothing changes."""
-    return abs(share) < 1 and float(format_percent(share)[:-2]) == 0
+    return abs(share) < 1 and float(format_percent(share)[:-1]) == 0
 
 
 def format_digits4(number: float | str) -> str:

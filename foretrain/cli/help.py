@@ -113,7 +113,7 @@ def _parts(command: Any, ctx: click.Context, say: Say, whole: bool) -> Iterator[
     for heading in HEADINGS:
         if heading in rows:
             width = longest if command.is_grouped else max(len(name) for name, _ in rows[heading])
-            yield _panel(rows[heading], say(HEADINGS[heading]), min(width, OUT.width // 3))
+            yield _panel(rows[heading], say(HEADINGS[heading]), min(width, OUT.width * 2 // 5))
     if short:
         listed = _rows(command, ctx, say, short=False)
         count = sum(len(listed[heading]) for heading in listed if heading != "arguments")

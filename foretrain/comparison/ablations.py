@@ -19,7 +19,7 @@ from foretrain.predict.plan import available, timing
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.time import step_time
 
-SHORT_STEPS = 200  # at which benchmarks/compare_power.py finds 3 %
+SHORT_STEPS = 200  # at which benchmarks/compare_power.py finds 3%
 MOST_RUNS = 8
 
 

@@ -15,8 +15,7 @@ from foretrain.base.records import Note, Record
 from foretrain.config.checks import bad_value, value_as_written
 from foretrain.config.hub.facts import ModelFacts
 from foretrain.config.option import COST, EVERYTHING, LINK, NETWORK, PER_NODE, option, options_of
-from foretrain.config.values import NotPlanned, converted
-from foretrain.config.words import Typed, Vocabulary, as_word
+from foretrain.config.words import NotPlanned, Typed, Vocabulary, as_word, converted
 from foretrain.hardware.catalogue import Gpu
 
 Engine = Literal["llama.cpp", "pytorch"]

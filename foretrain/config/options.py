@@ -109,7 +109,7 @@ class RunConfig(Record):
 
     dataset: str = option(
         "openwebtext", "folder of prepared tokens, or its name under data/; a mixture (mix.toml); an address "
-        "(s3://bucket/set); or python-stdlib (docs/data-sets.md)",
+        "(s3://bucket/set); or python-stdlib (docs/data.md)",
         group="data", pattern=_A_PATH, affects=LEARNING, on_resume="refuses",
     )
     data_order: Literal["random", "epochs"] = option(

@@ -6,7 +6,7 @@ import errno
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +16,7 @@ from foretrain.base.errors import ConfigError, UserError
 from foretrain.config import nanogpt_file, weights_file
 from foretrain.config.checks import Setting, bad_value, check, odd_schedule, value_as_written
 from foretrain.config.families import FAMILIES
+from foretrain.config.finetune.yaml_file import table_of
 from foretrain.config.microbatches import BATCH, SWITCH, TOTAL, accumulation_for_total, last_word, layer_of, says_auto
 from foretrain.config.nanogpt_file import Neighbour
 from foretrain.config.option import GROUPS, Option
@@ -25,6 +26,8 @@ from foretrain.config.words import Vocabulary, Word
 
 Trainer = Literal["foretrain", "nanogpt"]
 STDIN = "stdin"
+TABLES = (".yaml", ".yml", ".json")
+NANOGPTS = (".py", *TABLES)  # endings of files with nanoGPT's keys
 # What train.py has when it runs a config; device and dtype are decided by the card.
 NANOGPT_DEFAULTS = {
     **{name: option.default for name, option in OPTIONS.items() if option.nanogpt == "has"},
@@ -52,7 +55,8 @@ NANOCHAT = {
 class ResolvedConfig:
     """A checked config, the source of each value that is not a default, notes on what was skipped, files read.
 
-    `trainer`: whose step was asked for by name. `piped_nanogpt`: nanoGPT's Python came from stdin.
+    `trainer`: whose step was asked for by name. `piped_nanogpt`: nanoGPT's Python came from stdin. `looked`: where the
+    files lie, or may, that nanoGPT's run.
     """
 
     config: RunConfig
@@ -62,10 +66,11 @@ class ResolvedConfig:
     files: tuple[Path, ...] = ()
     trainer: Trainer | None = None
     piped_nanogpt: bool = False
+    looked: tuple[Path, ...] = ()
 
     @property
     def has_nanogpt_file(self) -> bool:
-        return self.piped_nanogpt or any(path.suffix == ".py" for path in self.files)
+        return self.piped_nanogpt or any(path.suffix in NANOGPTS for path in self.files)
 
     @property
     def step(self) -> Trainer:
@@ -73,7 +78,7 @@ class ResolvedConfig:
         its own files, unless something that nanoGPT refuses was typed beside them; else foretrain's."""
         if self.trainer is not None:
             return self.trainer
-        nanogpt = self.has_nanogpt_file and all(path.suffix == ".py" for path in self.files)
+        nanogpt = self.has_nanogpt_file and all(path.suffix in NANOGPTS for path in self.files)
         typed = (key for key, source in self.sources.items() if source.startswith("-"))
         return "nanogpt" if nanogpt and FORETRAINS_OWN.isdisjoint(typed) else "foretrain"
 
@@ -85,6 +90,7 @@ class _Collected:
     problems: list[UserError] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     files: list[Path] = field(default_factory=list)
+    looked: list[Path] = field(default_factory=list)
     piped_nanogpt: bool = False
     own_keys: set[str] = field(default_factory=set)  # those that nanoGPT files set for themselves
     empty_files: list[str] = field(default_factory=list)  # nanoGPT files that set none of the options
@@ -166,15 +172,17 @@ def _add_source(word: str, found: _Collected) -> None:
         found.names.append(preset)
         source = f"preset {preset}"
         found.settings += [Setting(key, value, source) for key, value in PRESETS[preset].items()]
-    elif path.suffix in (".toml", ".py"):
+    elif path.suffix in (".toml", ".py") or (path.suffix in TABLES and path.is_file()):
         text = _read(path, found, word)
         if text is not None:
             found.names.append(os.fsencode(path.stem).decode("utf-8", "replace"))
             found.files.append(path)
             if path.suffix == ".toml":
                 _add_toml(text, word, found)
+            elif path.suffix == ".py":
+                _add_nanogpt(text, word, found, _neighbours(path, found.looked))
             else:
-                _add_nanogpt(text, word, found, _neighbours(path))
+                _add_table(text, word, found)
     else:
         found.problems.append(_unknown_source(word, path))
 
@@ -234,6 +242,47 @@ def _read(path: Path, found: _Collected, word: str) -> str | None:
 
 def _add_nanogpt(text: str, path: str, found: _Collected, neighbour: Neighbour = lambda name: None) -> None:
     parsed = nanogpt_file.parse(text, path, set(OPTIONS) | set(ALIASES), LEFT_OUT, NANOGPT_DEFAULTS, neighbour)
+    _add_parsed(parsed, path, found)
+
+
+def _add_table(text: str, path: str, found: _Collected) -> None:
+    """Read YAML or JSON with nanoGPT's keys, such as hydra's files: the names of its tables say nothing."""
+    try:
+        table = table_of(text, path)
+    except UserError as error:
+        found.problems.append(error)
+        return
+    parsed, values = nanogpt_file.ParsedFile(notes=[UserError("config.read_as_nanogpt", path=path)]), {}
+    for key, value in _leaves(table):
+        if values.setdefault(key, value) != value:
+            parsed.problems.append(UserError("config.finetune_twice", path=path, key=key[:60]))
+        elif key in {*OPTIONS, *ALIASES} and not isinstance(value, bool | int | float | str | None):
+            parsed.problems.append(UserError("config.not_data", source=path, what=f"{key} = {value}"[:60], key=key))
+        elif value is not None:
+            number = nanogpt_file.parse_expression(value) if isinstance(value, str) else value  # YAML's 1e-3 is text
+            parsed.settings.append(Setting(key, number if isinstance(number, float) else value, path))
+    _add_parsed(parsed, path, found)
+
+
+def _leaves(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value)
+        else:
+            yield str(key), value
+
+
+def is_nanogpt_table(path: Path) -> bool:
+    """Return whether a file is YAML or JSON with the sizes of a model under nanoGPT's names."""
+    try:
+        text = bounded.read_bytes(path, nanogpt_file.MAX_BYTES).decode("utf-8-sig") if path.suffix in TABLES else ""
+        keys = dict(_leaves(table_of(text, str(path)))).keys() if text else set()
+        return {"n_layer", "n_head", "n_embd"} <= keys and "model_type" not in keys  # which transformers' GPT-2 has
+    except (OSError, ValueError, UserError):
+        return False
+
+
+def _add_parsed(parsed: nanogpt_file.ParsedFile, path: str, found: _Collected) -> None:
     found.notes += parsed.notes
     found.problems += parsed.problems
     own: dict[str, Setting] = {}
@@ -258,12 +307,13 @@ def _add_nanogpt(text: str, path: str, found: _Collected, neighbour: Neighbour =
     found.own_keys |= own.keys()
 
 
-def _neighbours(path: Path) -> Neighbour:
+def _neighbours(path: Path, looked: list[Path]) -> Neighbour:
     def read(name: str) -> tuple[str, str] | None:
         if not name.endswith(".py") or Path(name).is_absolute() or ".." in Path(name).parts:
             return None
         for folder in (Path(), path.parent.parent, path.parent):
             there = folder / name
+            looked.append(there)
             with contextlib.suppress(OSError, ValueError):
                 if there.is_file():
                     return bounded.read_bytes(there, nanogpt_file.MAX_BYTES).decode("utf-8-sig"), str(there)
@@ -363,8 +413,8 @@ def _finish(found: _Collected) -> ResolvedConfig:
         raise ConfigError(found.problems + problems)
     found.notes += [*_unused(config, sources), *odd_schedule(config, sources)]
     name = found.names[-1] if found.names else "run"
-    files = tuple(found.files)
-    return ResolvedConfig(config, sources, tuple(found.notes), name, files, piped_nanogpt=found.piped_nanogpt)
+    read = {"piped_nanogpt": found.piped_nanogpt, "looked": tuple(found.looked)}
+    return ResolvedConfig(config, sources, tuple(found.notes), name, tuple(found.files), **read)
 
 
 def _keys_in(problem: UserError) -> set[str]:

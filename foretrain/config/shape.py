@@ -193,7 +193,7 @@ def _shape(values: tuple[Any, ...]) -> ModelShape:
 GROUP_BYTES = 2 << 20  # of scores at one time: about what the second caches of two cores hold
 WHOLE = 256  # the longest context whose queries are taken all at once
 # Of a longer context, queries at one time, against the keys that they can see. Fewer skip more of the future, more make
-# larger products: at T 512 and 1024 forward and backward took 8 to 15 % longer with 256, and as long or longer with 64.
+# larger products: at T 512 and 1024 forward and backward took 8 to 15% longer with 256, and as long or longer with 64.
 ROWS = 128
 
 

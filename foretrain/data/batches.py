@@ -225,26 +225,6 @@ def train_starts(
         yield first[micro * batch_size : (micro + 1) * batch_size]
 
 
-def train_batches(
-    tokens: TokenFile,
-    seed: int,
-    step: int,
-    *,
-    batch_size: int,
-    accumulation: int,
-    block: int,
-    device: torch.device,
-    order: Order = "random",
-    rank: int = 0,
-    world_size: int = 1,
-) -> Iterator[Batch]:
-    for first in train_starts(
-        tokens, seed, step, batch_size=batch_size, accumulation=accumulation, block=block, order=order, rank=rank,
-        world_size=world_size,
-    ):  # fmt: skip
-        yield tokens.batch(first, block, device)
-
-
 def evaluation_batches(
     tokens: TokenFile,
     seed: int,

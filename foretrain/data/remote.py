@@ -14,8 +14,8 @@ from typing import Any
 
 from filelock import FileLock
 
-from foretrain.base.errors import UserError
-from foretrain.base.installation import cache_folder, need_extra
+from foretrain.base.errors import UserError, need_extra
+from foretrain.base.installation import cache_folder
 from foretrain.base.messages import printable
 from foretrain.base.quantities import parse_bytes, read
 from foretrain.data.dataset import DatasetInfo, read_info

@@ -8,9 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from foretrain.base.errors import UserError
+from foretrain.base.errors import UserError, need_extra
 from foretrain.base.files import read_bytes, read_text
-from foretrain.base.installation import need_extra
 from foretrain.base.units import MIB
 from foretrain.data.dataset import DatasetInfo, read_meta_pickle
 

@@ -35,7 +35,7 @@ REFUSED, FAILING = VERDICTS[:2], VERDICTS[:3]  # what is certain to end; what fa
 
 # Of what the replay says is reserved, eager and compiled; benchmarks/reserved.py compares it with traces.
 RESERVED = {False: (0.99, 1.0, 1.02), True: (0.99, 1.0, 1.06)}
-# Compiled, what the math path of attention allocates is known less well: traces came out 6 % lower to 17 % higher.
+# Compiled, what the math path of attention allocates is known less well: traces came out 6% lower to 17% higher.
 Roughly = tuple[float, float, float]
 ROUGHLY: Roughly = (0.94, 1.05, 1.2)
 EXACTLY: Roughly = (1.0, 1.0, 1.0)

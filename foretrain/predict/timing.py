@@ -16,7 +16,7 @@ FULL_MFU = 0.35  # the MFU from which on the matrix units are taken to draw all 
 CAPPED_BOARD_W = 75
 # Shares of the board power: idle, and full (low, expected, high). An RTX 4070 of 200 W trains nanoGPT at 207 W and
 # idles at 12 W, an H200 of 700 W at 689 to 694 W (benchmarks/published_rates.json); four RTX 4090 draw about 450 W each
-# (server-gear.com). A node of eight H100 draws at most 8.4 of 10.2 kW (arXiv:2412.08602), or 76 % (arXiv:2506.14551),
+# (server-gear.com). A node of eight H100 draws at most 8.4 of 10.2 kW (arXiv:2412.08602), or 76% (arXiv:2506.14551),
 # and idle data-centre cards 60 to 105 W of 400 to 700. Boards of 75 W and less run into their limit (arXiv:1903.07486).
 # W of a CPU core: EPYC 9654 (360 W for 96) to Ryzen 9 7950X (170 W for 16), by their vendors.
 SHARES = {

@@ -138,7 +138,7 @@ class Scale:
 
     @classmethod
     def of(cls, axis: Axis, values: Iterable[float], grace: float = 0.0) -> "Scale":
-        """Around the values; longer at either end by this share of their stretch, on a logarithmic axis by 40 %."""
+        """Around the values; longer at either end by this share of their stretch, on a logarithmic axis by 40%."""
         places = [value for value in values if math.isfinite(value) and (value > 0 or not axis.log)]
         low, high = min(places, default=axis.log / 2), max(places, default=1.0)
         if axis.log:

@@ -31,13 +31,9 @@ from foretrain.measure.tune_record import Tuning
 from foretrain.predict.plan import Plan
 from foretrain.reports import html
 from foretrain.reports.document import Document
-from foretrain.reports.shown import document_of
-from foretrain.reports.views import compare
-from foretrain.reports.views import explain as explain_view
-from foretrain.reports.views import log as log_view
-from foretrain.reports.views import plan as plan_view
+from foretrain.reports.shown import whole
+from foretrain.reports.views import compare, document_of
 from foretrain.reports.views import run as run_view
-from foretrain.reports.views import trainer_run as trainer_view
 from foretrain.runs.folder import RunDirectory
 from foretrain.runs.record import RECORD, folder_of, source_of
 
@@ -118,11 +114,11 @@ def document(asked: Asked) -> tuple[str, Document]:
         if isinstance(made, Plan):
             return "plan", _of_plan(made, asked, None)
         _unused(asked, one, "exact")
-        return "plan", document_of(made)
+        return "plan", whole(made)
     if snapshot_file.looks_like_one(path):
         _no_config(asked, one)
         _unused(asked, one, "price", "others", "exact")
-        return "snapshot", explain_view.snapshot_document(snapshot_file.read(path))
+        return "snapshot", document_of(snapshot_file.read(path))
     _unused(asked, one, "price", "others", "exact")
     words = [*one.words, *asked.options]
     if tracked and "run" in one.own:
@@ -154,12 +150,12 @@ def run(run: Path | RunDirectory, sample: str | None = None) -> Document:
     if source_of(directory.path) != "trainer":
         return run_view.report(run_report.gather(directory, sample))
     subject = runs.of(SourceRequest(path=str(directory.path)), directory)
-    return trainer_view.document(explain_directory(directory), loss_curves([subject]))
+    return document_of(explain_directory(directory), loss_curves([subject]))
 
 
 def _log(path: Path, words: Sequence[str], gpu: str, tell: Callable[[tuple[UserError, ...]], None]) -> Document:
     explained = log_of(path, list(words) or None, gpu, tell=lambda note: tell((note,)))
-    return log_view.document(explained.explanation, run_report.gather_log(path, explained))
+    return document_of(explained.explanation, run_report.gather_log(path, explained))
 
 
 def _plan(asked: Asked, one: SourceRequest) -> Document:
@@ -175,7 +171,7 @@ def _plan(asked: Asked, one: SourceRequest) -> Document:
         raise UserError("usage.inference_without", option="--exact")
     if isinstance(made, Plan):
         return _of_plan(made, asked, _tuning(request.files[-1].with_suffix(".json")) if request.files else None)
-    return document_of(request.traced(made, asked.listen, Look()) if asked.exact else made)
+    return whole(request.traced(made, asked.listen, Look()) if asked.exact else made)
 
 
 def _of_plan(made: Plan, asked: Asked, tuning: Tuning | None) -> Document:
@@ -185,7 +181,7 @@ def _of_plan(made: Plan, asked: Asked, tuning: Tuning | None) -> Document:
         traced = exact.moments_of(made, step, asked.listen)
     advice = short_list(made, step)
     around = outlook(made, step, traced=traced, tuning=tuning)
-    return plan_view.document(made, datetime.now(), advice, around)
+    return document_of(made, advice, datetime.now(), around)
 
 
 def _tuning(path: Path) -> Tuning | None:

@@ -1,7 +1,6 @@
 """What `print(record)` and a notebook show: the text of the command line, and in a notebook the report's pictures."""
 
 import io
-from importlib import import_module
 
 from foretrain.app.finetune import advised
 from foretrain.base.messages import printable
@@ -11,6 +10,7 @@ from foretrain.predict.inference.plan import InferencePlan
 from foretrain.reports import charts, text
 from foretrain.reports.document import Curves, Document, StackedBars
 from foretrain.reports.plots import markup, node
+from foretrain.reports.views import VIEWS, document_of
 
 PICTURE_WIDTH = 720
 
@@ -35,25 +35,17 @@ WIDTH = 96
 _PRE = '<pre style="white-space:pre;overflow-x:auto;font-family:monospace">{code}</pre>'
 
 
-# Records by name, and the view that makes a document of each.
-VIEWS = {
-    "Plan": "plan", "Comparison": "compare", "RunExplanation": "run_explain", "LogExplanation": "log",
-    "SnapshotAnalysis": "snapshot", "ClusterPlan": "cluster", "Evaluation": "scores",
-    "InferencePlan": "generation", "FineTunePlan": "finetune",
-}  # fmt: skip
-
-
 def register() -> None:
-    SHOWN.update(dict.fromkeys(VIEWS, _shown))  # at once: threads may ask
+    SHOWN.update({name: _shown for name, view in VIEWS.items() if view.alone})  # at once: threads may ask
 
 
-def document_of(record: Record) -> Document:
-    changes = (advised(record),) if isinstance(record, FineTunePlan | InferencePlan) else ()
-    return import_module(f"foretrain.reports.views.{VIEWS[type(record).__name__]}").document(record, *changes)
+def whole(record: Record) -> Document:
+    """Return all that is known of a record, and of a plan what to change."""
+    return document_of(record, *((advised(record),) if isinstance(record, FineTunePlan | InferencePlan) else ()))
 
 
 def _shown(record: Record, as_html: bool) -> str:
-    found = document_of(record)
+    found = whole(record)
     screen = _screen(found, as_html)
     if not as_html:
         return screen

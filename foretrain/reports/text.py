@@ -305,9 +305,12 @@ def _table(table: Table, width: int) -> RichTable:
     for place, i in enumerate(kept):
         numeric = i in table.numeric
         rich.add_column(
-            _head(table, i, narrow), justify="right" if numeric else "left", overflow="fold", no_wrap=numeric,
+            _head(table, i, narrow),
+            justify="right" if numeric else "left",
+            overflow="fold",
+            no_wrap=numeric or natural[place] == words[place],
             width=widths[place] if widths and table.columns else None,
-        )  # fmt: skip
+        )
     for number, row in enumerate(table.rows):
         tone = table.tones[number] if table.tones else "plain"
         rich.add_row(*(_text(cell_text(row[i])) for i in kept if i < len(row)), style=STYLES[tone])

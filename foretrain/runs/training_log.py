@@ -398,7 +398,7 @@ def _append(steps: Steps, step: int, reading: Reading, happened: int) -> None:
     steps.number.append(step)
     steps.time_s.append(time_s if 0 < time_s < 1e9 else math.nan)
     steps.loss.append(loss)
-    steps.logged_mfu.append(mfu if mfu > 0 else math.nan)  # -100 %: not known yet
+    steps.logged_mfu.append(mfu if mfu > 0 else math.nan)  # -100%: not known yet
     steps.tokens_per_s.append(rate if rate > 0 else math.nan)
     steps.learning_rate.append(lr)
     steps.happened.append(happened)

@@ -2,11 +2,10 @@
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import ValidationError
 
-from foretrain.advice.asked import Asked
 from foretrain.advice.cards import compared
 from foretrain.advice.cluster import options_of
 from foretrain.advice.record import Advice, Advices
@@ -19,16 +18,12 @@ from foretrain.predict.forecast import AnyPlan
 from foretrain.predict.memory import RunMemory
 from foretrain.predict.plan import Plan
 from foretrain.predict.ranks import ClusterPlan
-from foretrain.reports.document import Document, Figures, Message, Picture, Screen, cell_text
+from foretrain.reports.document import Message, cell_text
 from foretrain.reports.html import block_json, document_json
 from foretrain.reports.views import advice as advice_view
 from foretrain.reports.views import cards as cards_view
-from foretrain.reports.views import cluster as cluster_view
-from foretrain.reports.views import finetune as finetune_view
-from foretrain.reports.views import generation as generation_view
 from foretrain.reports.views import memory as memory_view
-from foretrain.reports.views import plan as plan_view
-from foretrain.reports.views.lead import strategy, what
+from foretrain.reports.views import page_of
 
 SCHEMA = "foretrain.page/1"
 
@@ -39,44 +34,9 @@ def error_json(error: UserError) -> dict[str, Any]:
     return {"schema": "foretrain.error/1", "id": error.id, "message": printable(str(error)), "problems": listed}
 
 
-class _Shown(NamedTuple):
-    """What is drawn of a plan: name, memory and verdict of each step or strategy, and the terminal's first screen."""
-
-    document: Document
-    needs: list[tuple[Message, RunMemory, str | None]]
-    said: tuple[Message, ...]
-    figures: Figures = Figures(())
-    pictures: Sequence[Picture] = ()
-    screen: Screen | None = None
-
-
-_QUIET = Asked(quiet=True)
-
-
-def _shown(plan: AnyPlan) -> _Shown:
-    if isinstance(plan, Plan):
-        made = plan_view.document(plan)
-        needs = [(memory_view.step_mode(each), each, plan.verdict_of(each.step)) for each in plan.memories]
-        pictures = memory_view.phase_pictures(plan)
-        return _Shown(made, needs, (made.subtitle,), plan_view.of_plan(plan), pictures)
-    if isinstance(plan, ClusterPlan):
-        made = cluster_view.document(plan)
-        ranks = cluster_view.shown(plan)
-        needs = [(strategy(rank), rank.memory, rank.verdict) for rank in ranks]
-        return _Shown(made, needs, (made.subtitle,), screen=cluster_view.screen(plan, _QUIET))
-    if isinstance(plan, FineTunePlan):
-        made, said = finetune_view.document(plan, ()), finetune_view.sizes(plan)
-        needs = [(what(plan), plan.memory, plan.verdict)]
-        figures, screen = plan_view.of_plan(plan), finetune_view.screen(plan, (), _QUIET)
-        return _Shown(made, needs, (made.title, said), figures, [memory_view.phase_bars(plan, plan.memory)], screen)
-    made, screen = generation_view.document(plan), generation_view.screen(plan, (), _QUIET)
-    needs = [(Message("first.said", {"text": plan.asked.weights}), plan.memory, plan.verdict)]
-    return _Shown(made, needs, (made.title,), screen=screen)
-
-
 def plan_json(request: PlanRequest, plan: AnyPlan) -> dict[str, Any]:
     """Return a plan as the page shows it: verdict, key figures, memory of every phase, then the whole document."""
-    shown = _shown(plan)
+    shown = page_of(plan)
     document = document_json(shown.document, "terminal")  # pictures and figures stand above
     verdict, *sections = document["sections"]
     table, rows = (shown.screen.table, shown.screen.rows) if shown.screen else (None, ())

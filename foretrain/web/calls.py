@@ -14,8 +14,8 @@ from foretrain.base import messages
 from foretrain.base.errors import UserError
 from foretrain.base.messages import format_value, isolated, option_help, option_unit, printable, say
 from foretrain.base.records import Record
-from foretrain.config.finetune import pasted
 from foretrain.config.finetune.options import ASKED, FINETUNE_OPTIONS
+from foretrain.config.finetune.read import read_pasted, shortened
 from foretrain.config.hub.source import facts_of
 from foretrain.config.inference import WORDS
 from foretrain.config.option import GROUPS, Option
@@ -203,12 +203,12 @@ def _read_config(found: Pasted, name: str) -> dict[str, Any]:
 
 
 def _read_model(found: Pasted, name: str) -> dict[str, Any]:
-    read = pasted.read_pasted(found.text, name)
+    read = read_pasted(found.text, name)
     values = read.values if found.kind == "fine-tuning" else {}
     notes = [Message(f"note.{note.id}", note.values).text() for note in read.reading.notes] if values else []
     said, model = say("page.was_read", count=len(values), name=name), {}
     if read.model is not None:
-        model = {"model": read.model.name, "config": pasted.shortened(read.model) if read.is_model else ""}
+        model = {"model": read.model.name, "config": shortened(read.model) if read.is_model else ""}
         said = say("page.finetune.model_read", model=read.model.name, name=name) if read.is_model else said
     elif read.named:
         notes.insert(0, say("page.finetune.not_here", model=read.named[:100]))

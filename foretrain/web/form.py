@@ -103,7 +103,7 @@ def line_of(form: Form) -> Line:
     if form.kind == "fine-tuning" and model is not None:
         # A form has options that do nothing beside others, which a terminal refuses; of a name that is a preset to
         # pretrain from, too, --method tells which is meant.
-        nothing = idle(asked(model.facts, parse_words([*words.values()]).values))
+        nothing = idle(asked(model, parse_words([*words.values()]).values))
         method = {} if "method" in words else {"method": as_word("method", FineTune().method)}
         words = {**method, **{key: word for key, word in words.items() if OPTION_OF.get(key) not in nothing}}
     first = [CONFIG if form.config else form.model] if form.model or form.config else []

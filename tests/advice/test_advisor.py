@@ -232,17 +232,17 @@ def _idle(values: dict[str, float]) -> str:
 
 
 def test_saving_that_rounds_to_zero_is_no_change() -> None:
-    assert "0.6 % shorter" in _idle({"shorter": 0.006})
+    assert "0.6% shorter" in _idle({"shorter": 0.006})
     for little in ({"shorter": 0.0004}, {"shorter": 0.0}, {}):
-        assert "0.0 %" not in _idle(little)
+        assert "0.0%" not in _idle(little)
         assert "no effect" in _idle(little)
 
 
 @pytest.mark.parametrize(
     ("slower", "longer", "text"),
     [
-        (0.0, -0.0004, "no change"), (0.0, 0.012, "the same time a step, +1.2 % for the whole run"),
-        (-0.0201, 0.0, "-2.0 % a step, the same time"), (0.01, 0.02, "+1.0 % a step, +2.0 % for the whole run"),
+        (0.0, -0.0004, "no change"), (0.0, 0.012, "the same time a step, +1.2% for the whole run"),
+        (-0.0201, 0.0, "-2.0% a step, the same time"), (0.01, 0.02, "+1.0% a step, +2.0% for the whole run"),
     ],
 )  # fmt: skip
 def test_times_of_a_change_are_plain(slower: float, longer: float, text: str) -> None:
@@ -254,7 +254,7 @@ def test_times_of_a_change_are_plain(slower: float, longer: float, text: str) ->
     )  # fmt: skip
     said = advice_view._time(effect, for_a_token=False).text()
     assert text in said
-    assert "0.0 %" not in said
+    assert "0.0%" not in said
 
 
 TRACED = [
@@ -304,7 +304,7 @@ COMPILED = [
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", COMPILED, ids=lambda rule: rule.id)
 def test_the_trace_confirms_what_a_rule_claims_compiled(rule: Rule) -> None:
-    """Compiled, the ledger is right to 2 % as a rule; here both are held to 4 %, and the saving's sign to the trace's."""
+    """Compiled, the ledger is right to 2% as a rule; here both are held to 4%, and the saving's sign to the trace's."""
     config = SMALL.model_copy(update={"compile": rule.id != "compile", "n_embd": 256, "batch_size": 8})
     state = State(config, GPU, "nanogpt" if rule.id == "foretrain_step" else "foretrain", 0)
     for change in claims(rule, state):
@@ -378,7 +378,7 @@ def test_what_is_said_in_vain_is_called_useless() -> None:
     values = next(each.values for each in found.useless if each.rule == "eval_batch")
     assert values["evaluation"] < values["worst"]
     nanogpt = {each.rule: each.reason for each in advised().useless}
-    assert nanogpt["adamw8bit"] == "no_gain"  # 0.4 % more, by where the replay puts what it saves
+    assert nanogpt["adamw8bit"] == "no_gain"  # 0.4% more, by where the replay puts what it saves
 
 
 def test_evaluation_at_the_peak_gets_a_smaller_batch() -> None:

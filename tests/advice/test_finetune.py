@@ -150,7 +150,7 @@ def test_what_takes_much_longer_says_how_many_times() -> None:
 
     assert "1.70 × the time per token" in said(0.7)
     assert "8.00 × the time per token" in said(7.0)
-    assert "40.0 % more time per token" in said(0.4)
+    assert "40.0% more time per token" in said(0.4)
 
 
 # -- what fits, and what does not ------------------------------------------------------------------------------------

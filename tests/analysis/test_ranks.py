@@ -137,13 +137,13 @@ def test_each_rank_stands_beside_the_forecast(tmp_path: Path) -> None:
     said = shown(run_explain.document(run_of(directory).explanation))
     assert "3 ranks share each step (DDP), a card each, on 1 machine" in said
     assert "Rank 1 takes most: 700 MiB reserved by PyTorch, outside the range" in said
-    assert "Rank 2 (n1, RTX 4070) computes 40.0 % slower than most" in said
+    assert "Rank 2 (n1, RTX 4070) computes 40.0% slower than most" in said
 
 
 @pytest.mark.parametrize(
     ("ranks", "more", "words"),
     [
-        ([figures(0), figures(1)], {}, "No rank computes more than 15.0 % slower than most"),
+        ([figures(0), figures(1)], {}, "No rank computes more than 15.0% slower than most"),
         ([figures(0, evaluated_s=0.01), figures(1, evaluated_s=0.02)], {}, "was too short to tell"),
         ([figures(0), figures(1, evaluated_s=0.9)], {"strategy": "fsdp"}, "With FSDP2 the ranks wait for each other"),
         ([figures(0, host="a"), figures(1, host="b")], {}, "a card each, on 2 machines"),

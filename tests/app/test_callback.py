@@ -354,7 +354,7 @@ def test_the_page_shows_the_run(run: Path, tmp_path: Path) -> None:
     ]
     assert runs.report(seen)["document"]["sections"]
     (against,) = runs.comparisons(known)["runs"]
-    assert [row["error"] for row in against["rows"]] == ["0.0 %"]
+    assert [row["error"] for row in against["rows"]] == ["0.0%"]
     other = tmp_path / "other"
     shutil.copytree(run, other)
     made = routes.made([("a", runs.ObservedRun(run)), ("b", runs.ObservedRun(other))])

@@ -60,7 +60,7 @@ def test_a_busy_machine_is_said_and_not_measured(
     resolved = resolve(["baby", "--device=cpu", "--dtype=bfloat16"])
     demo.calibrate_once(resolved, busy=[("machine_busy", {"others": 0.6, "own": 0.4})], quiet=False)
     assert measured == []
-    assert "other programs use 60.0 % of the processor" in " ".join(capsys.readouterr().err.split())
+    assert "other programs use 60.0% of the processor" in " ".join(capsys.readouterr().err.split())
     demo.calibrate_once(resolved, busy=[], quiet=False)
     assert measured == [["calibrate", "--device=cpu", "--quick", "--dtype=float32", "--dtype=bfloat16"]]
     with pytest.raises(Exit) as end:  # as a calibration that fails ends

@@ -269,7 +269,7 @@ def test_weights_that_do_not_fit_are_a_verdict() -> None:
         death = found.exact_of(step).death  # type: ignore[arg-type, union-attr]
         assert (death.phase, death.moment) == ("build", "build")
         assert found.verdict_of(step) == "does_not_fit"  # type: ignore[arg-type]
-    assert "Out of memory in the set-up (building the model)" in str(_texts(plan_view.document(found)))
+    assert "Out of memory in the set-up: it asks for" in str(_texts(plan_view.document(found)))
 
 
 def _texts(document: Document) -> list[str]:
@@ -389,7 +389,7 @@ def test_only_a_reading_of_the_process_excludes_the_other_mode() -> None:
         base = plan(config, GPU, used_by_others_bytes=others)
         for process, excluded in ((None, False), (3000 * MIB, True)):
             found = explain(base, "nanogpt", observed_bytes=6582 * MIB, process_bytes=process)
-            said = "it did not run that way" in str(_texts(explain_view.document(base, found)))
+            said = "it did not run that way" in str(_texts(explain_view.document(found, base)))
             assert said == excluded, (others, process)
             (line,) = [line for line in found.lines if line.id == "process"]
             assert (line.source == "observed") == (process is not None)
@@ -400,7 +400,7 @@ def test_no_name_of_a_tensor_is_broken(width: int) -> None:
     found = traced(small_plan())
     (trace,) = traces([Request(StepSpec.of(found.config, found.gpu, "nanogpt", dtype=found.dtype, compiled=False))])
     console = Console(width=width, file=io.StringIO())
-    text.render(explain_view.document(found, explain(found, "nanogpt", trace)), console)
+    text.render(explain_view.document(explain(found, "nanogpt", trace), found), console)
     assert "transformer.h.*.mlp.c_fc.weight" in console.file.getvalue()  # type: ignore[attr-defined]
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import tomllib
 from importlib import metadata
 from pathlib import Path
@@ -11,21 +12,17 @@ from pathlib import Path
 import pytest
 
 from foretrain.app import kept_answers as kept
-from foretrain.app.plan import Cards, plan
-from foretrain.app.request import PretrainingRequest
+from foretrain.app.plan import plan
 from foretrain.base import messages
 from foretrain.base.cache import Cache
 from foretrain.base.installation import Later, installed
 from foretrain.base.quantities import parse_limit
 from foretrain.cli.commands import advise as advise_command
 from foretrain.cli.commands import plan as plan_command
-from foretrain.config.finetune.asked import how_chosen, is_asked
+from foretrain.config.finetune.read import how_chosen, is_asked
 from foretrain.config.options import RunConfig
 from foretrain.config.presets import PRESET_ALIASES, PRESETS, is_surely_asked
-from foretrain.config.resolve import resolve
-from foretrain.hardware.calibration import Calibration
 from foretrain.hardware.catalogue import catalogue, find
-from foretrain.hardware.devices import Target
 from foretrain.predict.memory import Asked, Ledger
 from foretrain.predict.plan import READINGS, seconds_by_steps
 from foretrain.predict.pretraining import spent_by_steps, with_steps
@@ -94,28 +91,39 @@ def test_what_more_than_its_words_decide_is_not_kept(words: tuple[str, ...], cac
     assert not cache.exists()
 
 
-def test_what_a_calibrated_card_does_is_not_kept(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    measured = Calibration(
-        device="RTX 4070",
-        driver="1",
-        torch_version="2",
-        threads=1,
-        date="2026-11-27",
-        took_s=1.0,
-        kernels=(),
-        launch_s=1e-5,
-    )
-    request = PretrainingRequest(resolve([*SMALL]), Cards(gpu="4070"))
-    assert kept.path_of(request, "plan") is not None
-    assert kept.path_of(request, "plan") != kept.path_of(request, "advise")
-    gpu = find("RTX 4070").model_copy(update={"calibration": measured})
-    monkeypatch.setattr(kept, "targets", lambda *_: [Target(gpu, 0)])
-    assert kept.path_of(request, "plan") is None
+def test_a_file_that_decides_is_looked_at_again(
+    cache: Path, own_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, other = own_directory / "my.py", own_directory / "more.py"
+    config.write_text("batch_size = 4\nexec(open('more.py').read())\n")
+    other.write_text("n_layer = 2\n")
+    monkeypatch.setattr(time, "time_ns", lambda: 1 << 62)  # all was written long before
+    words = ("plan", "my.py", *SMALL[1:5], "--gpu", "4070", "--json")
+    seen = [foretrain(*words, code=0).stdout]
+    assert foretrain(*words, code=0).stdout == seen[0]
+    assert len(list(cache.iterdir())) == 1
+    other.write_text("n_layer = 3\n")
+    seen.append(foretrain(*words, code=0).stdout)
+    config.write_text("batch_size = 8\nexec(open('more.py').read())\n")
+    seen.append(foretrain(*words, code=0).stdout)
+    (own_directory / "data" / "openwebtext").mkdir(parents=True)
+    for split in ("train", "val"):
+        (own_directory / "data" / "openwebtext" / f"{split}.bin").write_bytes(bytes(4096))
+    seen.append(foretrain(*words, code=0).stdout)
+    assert len(set(seen)) == 4
+
+
+def test_an_answer_to_a_file_that_just_changed_is_not_kept(cache: Path, own_directory: Path) -> None:
+    written = own_directory / "my.toml"
+    written.write_text("n_layer = 2\n")
+    os.utime(written, (time.time() + 60,) * 2)
+    foretrain("plan", "my.toml", *SMALL[1:], "--gpu", "4070", code=0)
+    assert not cache.exists()
 
 
 # Modules of ours that a command imports, where its answer is kept; --full is not. They only ever become fewer.
 FULL = (*QUESTIONS[1], "--full")
-MODULES = {("--help",): 15, ("plan", "--help"): 49, QUESTIONS[1]: 84, QUESTIONS[2]: 84, FULL: 228, ("runs",): 182}
+MODULES = {("--help",): 15, ("plan", "--help"): 51, QUESTIONS[1]: 7, QUESTIONS[2]: 7, FULL: 228, ("runs",): 182}
 
 
 @pytest.mark.parametrize("words", MODULES, ids=" ".join)
@@ -127,7 +135,7 @@ def test_a_command_imports_what_its_answer_needs(words: tuple[str, ...], cache: 
     imported = run.stderr.split()
     ours = [name for name in imported if name.partition(".")[0] == "foretrain"]
     assert len(ours) <= MODULES[words], sorted(ours)
-    assert ("pydantic" in imported) == (words != ("--help",))
+    assert ("pydantic" in imported) == (words in (("plan", "--help"), FULL, ("runs",)))
 
 
 def test_an_answer_is_of_all_code_and_tables(own_directory: Path) -> None:

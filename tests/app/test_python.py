@@ -130,6 +130,12 @@ def test_a_plan_prints_as_a_screen_and_not_as_its_fields() -> None:
     assert "6.05 GiB" in html
 
 
+def test_explained_snapshot_is_printed_as_on_the_command_line() -> None:
+    path = REPO / "examples/snapshots/fragmented.pickle"
+    shown = foretrain("explain", str(path), code=0).stdout
+    assert "".join(str(library.explain(path)).split())[:300] == "".join(shown.split())[:300]
+
+
 def test_hostile_names_stay_text_in_a_notebook() -> None:
     html = library.plan("gpt2-124m", gpu="4070", name="<script>alert(1)</script>\x1b[31m")._repr_html_()
     assert html

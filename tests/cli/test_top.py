@@ -474,8 +474,8 @@ def test_a_wide_terminal_shows_everything_of_a_run_and_a_card() -> None:
     shown = text_of(TOPS["mixed"], 200)
     for part in (
         "node7", "16:04:21", "runs: 3 here, 1 elsewhere", "NVIDIA GeForce RTX 4070", "10.00 of 12.00 GiB (runs 7.00 GiB)",
-        "98.0 % busy", "2.48 GHz", "slowed by power limit, heat", "84 °C", "200 W", "out-0", "training", "1,240 / 5,000",
-        "4.2 min left", "3.2134", "12,340 tokens/s", "21.2 %", "7.00 of 8.00 GiB planned", "compiling 1.2 min",
+        "98.0% busy", "2.48 GHz", "slowed by power limit, heat", "84 °C", "200 W", "out-0", "training", "1,240 / 5,000",
+        "4.2 min left", "3.2134", "12,340 tokens/s", "21.2%", "7.00 of 8.00 GiB planned", "compiling 1.2 min",
         f"saving 7 s, on {ELSEWHERE}", "far #sweep", "earlier", "stopped", "3.4000", "bad: run.json is",
     ):  # fmt: skip
         assert part in shown, part

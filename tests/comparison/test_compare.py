@@ -18,10 +18,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretrain import cli
 from foretrain.base import messages
 from foretrain.base.errors import UserError
 from foretrain.base.statistics import t_quantile
+from foretrain.cli import commands
 from foretrain.comparison import questions, repeats, settings
 from foretrain.comparison import repeats as stretch
 from foretrain.comparison.compare import Comparison, compare
@@ -61,7 +61,7 @@ def shown(found: Comparison, width: int = 80) -> str:
 
 def failed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str, code: int) -> str:
     monkeypatch.setattr(sys, "argv", ["foretrain", "compare", *words])
-    assert cli._run() == code
+    assert commands.answered() == code
     out, err = capsys.readouterr()
     assert not out
     assert err.startswith("error: ")
@@ -211,7 +211,7 @@ def test_committed_result_holds_the_promise() -> None:
     for row in result["synthetic"]:
         assert row["same"]["any"] <= 5
         assert row["speed_found"]["3%"] >= 95
-        assert min(row["unlike_lengths"].values()) >= 95  # called right: of one speed, and 3 % apart
+        assert min(row["unlike_lengths"].values()) >= 95  # called right: of one speed, and 3% apart
     assert result["trained"]["called_different"]["tokens"] <= 0.05 * result["trained"]["pairs"]
 
 
@@ -330,7 +330,7 @@ def test_the_scatter_of_starts_is_learned_from_repeats_and_said() -> None:
     assert scatter.counted > scatter.assumed == repeats.RUN_TO_RUN
     assert found.verdict("speed").outcome == "within_noise"
     text = " ".join(shown(found).split())
-    assert f"with the same settings, the speed on {scatter.device} differs by {scatter.seen * 100:.2f} %" in text
+    assert f"with the same settings, the speed on {scatter.device} differs by {scatter.seen * 100:.2f}%" in text
     assert Comparison.from_json(json.dumps(found.to_json())) == found
 
 
@@ -362,7 +362,7 @@ def test_fastest_is_compared_with_other_settings_not_repeats() -> None:
 
 
 def test_scatter_of_three_starts_each_misleads_less_often() -> None:
-    """Starts 1.5 % apart where 0.4 % is assumed: the same settings under two names, three runs each."""
+    """Starts 1.5% apart where 0.4% is assumed: the same settings under two names, three runs each."""
     wrong = {"assumed": 0, "learned": 0}
     for seed in range(24):
         runs = [*starts(3, 0.015, seed=2 * seed + 1), *starts(3, 0.015, seed=2 * seed + 2)]
@@ -699,7 +699,7 @@ def test_idle_knobs_are_no_difference() -> None:
 def test_command_line_shows_case_b_and_its_json_reads_back() -> None:
     words = [f"B1={CASES}/b1.log+{CASES}/b1.py", f"B2={CASES}/b2.csv+{CASES}/b2.py", "--gpu", "RTX 4070"]
     result = foretrain("compare", *words, code=0)
-    assert "69.0 %" in result.stdout
+    assert "69.0%" in result.stdout
     data = json.loads(foretrain("compare", *words, "--json").stdout)
     assert data["schema"] == "foretrain.compare/1"
     assert Comparison.from_json(json.dumps(data)).verdict("speed").attribution == "confounded"

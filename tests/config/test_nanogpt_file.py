@@ -1,12 +1,15 @@
 """nanoGPT's config files are read, never run."""
 
+import json
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from foretrain.base.errors import ConfigError
+from foretrain.config.finetune.read import is_asked
 from foretrain.config.nanogpt_file import parse, parse_expression
 from foretrain.config.options import OPTIONS
 from foretrain.config.resolve import LEFT_OUT, NANOGPT_DEFAULTS, resolve
@@ -297,3 +300,44 @@ def test_no_file_outside_is_read(tmp_path_factory: pytest.TempPathFactory) -> No
         Path("p.py").write_text(f"exec(open({name!r}).read())\n")
         with pytest.raises(ConfigError, match="would have to be run"):
             resolve(["p.py"])
+
+
+HYDRA = """
+defaults: [_self_]
+model: {n_layer: 6, n_head: 6, n_embd: 384}
+train: {block_size: 256, learning_rate: 1e-3, gradient_accumulation_steps: 1, wandb_notes: null}
+"""
+
+
+@pytest.mark.parametrize("name", ["run.yaml", "run.json"])
+def test_tables_with_nanogpt_keys_are_its_config(name: str, tmp_path: Path) -> None:
+    file = tmp_path / name
+    file.write_text(json.dumps(yaml.safe_load(HYDRA)) if name.endswith("json") else HYDRA)
+    found = resolve([str(file)])
+    words = ["--n_layer=6", "--n_head=6", "--n_embd=384", "--block_size=256", "--learning_rate=1e-3"]
+    assert found.config == resolve([*words, "--gradient_accumulation_steps=1"]).config
+    assert found.step == "nanogpt"
+    assert [note.id for note in found.notes] == ["config.read_as_nanogpt", "config.unread_keys"]
+    assert not is_asked([str(file)])
+
+
+@pytest.mark.parametrize(
+    ("more", "problem"),
+    [
+        ("other: {n_layer: 8}", "config.finetune_twice"), ("moe: {n_experts: 8}", "config.changes_model"),
+        ("data: {block_size: [1, 2]}", "config.not_data"), ("n_layers: 3", "config.unknown_key_near"),
+        ("a: !!python/object:os.system {}", "config.finetune_tag"),
+    ],
+)  # fmt: skip
+def test_a_table_that_is_another_model_is_refused(more: str, problem: str, tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("model: {n_layer: 6, n_head: 6, n_embd: 384}\n" + more)
+    with pytest.raises(ConfigError) as error:
+        resolve([str(file)])
+    assert [each.id for each in error.value.problems] == [problem]
+
+
+def test_a_config_of_transformers_is_no_table_of_nanogpt(tmp_path: Path) -> None:
+    file = tmp_path / "gpt2.json"
+    file.write_text('{"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 64}')
+    assert is_asked([str(file)])

@@ -2,8 +2,8 @@
 
     python -m tests.cuda_build.edge [--pairs 100] [--only TEXT]
 
-A seed draws a case and how far its limit lies from the edge: up to 3 % above or below, in steps of the 2 MiB that the
-allocator reserves at a time. Where one such step is more than 3 %, another case is drawn. The limit is set by torch.cuda.set_per_process_memory_fraction, as the trainer sets
+A seed draws a case and how far its limit lies from the edge: up to 3% above or below, in steps of the 2 MiB that the
+allocator reserves at a time. Where one such step is more than 3%, another case is drawn. The limit is set by torch.cuda.set_per_process_memory_fraction, as the trainer sets
 `memory_limit`. Then the case really runs. Writes benchmarks/results/cuda_build_edge.json; what is done is kept.
 """
 

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from foretrain.base.errors import ExitCode, UserError
 from foretrain.config.resolve import resolve
 from foretrain.data import corpus, dataset, tokenizer
-from foretrain.data.batches import TokenFile, evaluation_batches, starts, train_batches
+from foretrain.data.batches import TokenFile, evaluation_batches, starts
 from foretrain.data.builtin import prepare_built_in
 from foretrain.data.inspection import unigram_entropy
 from foretrain.data.tokenizer import BpeTokenizer, ByteTokenizer, CharTokenizer
+from tests.kit.batches import train_batches
 from tests.kit.command import foretrain
 from tests.kit.tiny import write_dataset
 
@@ -225,7 +226,7 @@ def test_starts_are_pinned() -> None:
 
 
 def test_starts_are_uniform() -> None:
-    """Chi-squared over 50 cells of 100,000 draws: 99.99 % of uniform draws are below 96."""
+    """Chi-squared over 50 cells of 100,000 draws: 99.99% of uniform draws are below 96."""
     counts = np.bincount(starts(7, 0, 3, 100_000, 50), minlength=50)
     assert ((counts - 2000) ** 2 / 2000).sum() < 96
     by_step = np.array([starts(7, 0, step, 1, 50)[0] for step in range(20_000)])

@@ -90,7 +90,7 @@ def result_file(results: Path, case: Case) -> Path:
 
 def _import(tree: Path, group: str) -> None:
     import foretrain
-    import foretrain.cli
+    import foretrain.cli.commands
 
     if not Path(str(foretrain.__file__)).resolve().is_relative_to(tree):
         sys.exit(f"foretrain came from {foretrain.__file__}, not from {tree}")

@@ -90,7 +90,7 @@ def flops_in_matmuls(config: RunConfig) -> int:
 
 
 def assert_the_estimate_is_near_the_trace(config: RunConfig, card: str) -> None:
-    """What is kept for backward within 0.01 %, what is allocated in each phase within half a percent."""
+    """What is kept for backward within 0.01%, what is allocated in each phase within half a percent."""
     estimated = plan(config, find(card))
     found = traced(estimated)
     assert found.exact, found.notes

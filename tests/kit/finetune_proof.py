@@ -18,7 +18,7 @@ from foretrain.model.allocated import OF_TWO_DTYPES, peaks_of
 from foretrain.predict.trace.card.patches import Patches
 from foretrain.predict.trace.finetune import standins
 from foretrain.predict.trace.finetune.drive import Run, loop_of, quiet
-from foretrain.predict.trace.finetune.pictures import pictures_of
+from foretrain.predict.trace.finetune.inputs import inputs_of
 from foretrain.predict.trace.names import Names
 from foretrain.predict.trace.record import Trace
 from foretrain.predict.trace.self_test import CPU, Truth
@@ -40,17 +40,17 @@ def fresh() -> Iterator[None]:
 
 
 def traced_on_cpu(config: dict[str, Any], tune: FineTune) -> Trace:
-    shown = pictures_of(config, tune) if tune.images else None
+    inputs = inputs_of(config, tune)
     with fresh(), tracing(None, compiled=False) as session, standins.stood_in(session.tracer, card=False):
-        Run(config, tune, CPU, session.tracer, session.names, pictures=shown).go()
+        Run(config, tune, CPU, session.tracer, session.names, inputs=inputs).go()
     return session.tracer.record.finish()
 
 
 def real_peaks(config: dict[str, Any], tune: FineTune) -> tuple[int, int]:
-    shown = pictures_of(config, tune) if tune.images else None
+    inputs = inputs_of(config, tune)
     tracer = Tracer("cpu")  # never entered: it only takes the calls that mark phases
     with fresh(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
-        Run(config, tune, CPU, tracer, Names(tracer), pictures=shown).go()
+        Run(config, tune, CPU, tracer, Names(tracer), inputs=inputs).go()
     return peaks_of(found, OF_TWO_DTYPES)
 
 

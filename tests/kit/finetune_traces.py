@@ -75,7 +75,7 @@ def built_config_of(given: dict[str, Any]) -> dict[str, Any]:
 
 def agree_in_all_phases(config: dict[str, Any], *, only: tuple[str, ...] = (), **options: Any) -> None:
     """From loading to merging, or in these phases `only`, with drive.py's loop of transformers, peft, bitsandbytes and
-    TRL: 0.3 % where the model runs, 0.5 % where it does not."""
+    TRL: 0.3% where the model runs, 0.5% where it does not."""
     tune = FineTune.model_validate({"dtype": "bfloat16", "batch_size": 2, "seq_len": 256, **EVALUATED, **options})
     found_facts, gpu = facts_of(config), find_gpu(CARD)
     assert found_facts is not None

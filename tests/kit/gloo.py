@@ -23,7 +23,7 @@ from foretrain.base import files
 from foretrain.base.errors import UserError
 from foretrain.config.options import RunConfig
 from foretrain.config.sharing import Sharing
-from foretrain.data.batches import TokenFile, train_batches, train_starts
+from foretrain.data.batches import TokenFile, train_starts
 from foretrain.data.dataset import read_info
 from foretrain.model.parallel import Share
 from foretrain.model.parts import reshard, states_of
@@ -33,6 +33,7 @@ from foretrain.training import checkpoint
 from foretrain.training.checkpoint import Progress
 from foretrain.training.ranks import seeded
 from foretrain.training.saver import Saver
+from tests.kit.batches import train_batches
 
 MICRO_BATCHES = 12  # of a step: 1, 2, 3 and 4 ranks can share them
 MOST_S = 120

@@ -191,7 +191,7 @@ def noisy_batches(config: RunConfig, step: int) -> list[tuple[torch.Tensor, torc
 
 
 def test_hundreds_of_steps_learn_what_adamw_learns() -> None:
-    """Within 1 % of AdamW's loss in the end."""
+    """Within 1% of AdamW's loss in the end."""
     ends = {}
     for name in ("adamw", *FORMS):
         config = tiny(optimizer=name, n_embd=64, batch_size=16, gradient_accumulation_steps=1)

@@ -368,7 +368,7 @@ def test_flops_stay_and_the_bound_is_that_of_the_faster_products(mode: Any, comp
 
 
 def test_wide_models_gain_from_8_bits_and_narrow_ones_do_not() -> None:
-    """nanochat measured FP8 slower at width 768 and 17 % faster at 1664 on an H100 (its dev/LOG.md)."""
+    """nanochat measured FP8 slower at width 768 and 17% faster at 1664 on an H100 (its dev/LOG.md)."""
 
     def gain(mode: Any, width: int, card: str) -> float:
         times = [

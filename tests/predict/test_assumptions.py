@@ -76,7 +76,7 @@ def test_every_command_says_the_assumption_at_its_top(config: str) -> None:
 
 def test_the_explanation_says_it_too(config: str) -> None:
     made = make_plan(resolve([config]), Target(find("4070"), 0))
-    shown = explain_view.document(made, explain(made, made.step, None)).sections[0].blocks  # estimated: no trace
+    shown = explain_view.document(explain(made, made.step, None), made).sections[0].blocks  # estimated: no trace
     assert any(isinstance(block, Paragraph) and block.message.id == "assumed.vocab_of_nanogpt" for block in shown)
 
 

@@ -308,7 +308,7 @@ MISSES = {  # an H100 with few bits; many texts in 16 bits; several with IQ3_XXS
 
 
 def test_held_out_published_speeds_are_met() -> None:
-    """All within 15 % but for those that are named, of both engines."""
+    """All within 15% but for those that are named, of both engines."""
     with inference_published.ROWS.open(encoding="utf-8", newline="") as file:
         rows = inference_published.compared(list(csv.DictReader(file)))
     assert len({row["id"] for row in rows}) == len(rows)

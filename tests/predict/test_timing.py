@@ -48,7 +48,7 @@ def test_power_against_published_readings(reading: dict) -> None:  # type: ignor
 
 
 def test_power_against_other_published_figures() -> None:
-    """gpu_burn on an RTX 4090 (450 W) and an H100 node in training (76 % of its rating) lie in the range."""
+    """gpu_burn on an RTX 4090 (450 W) and an H100 node in training (76% of its rating) lie in the range."""
     burn, h100 = power(find("RTX 4090"), 0.6), power(find("H100 SXM5 80GB"), 0.45)
     assert burn.low_w <= 450 <= burn.high_w
     assert h100.low_w <= 0.76 * 700 <= h100.high_w

@@ -167,7 +167,7 @@ def test_case_d_in_twelve_hours_written_and_planned_again() -> None:
 @pytest.mark.parametrize(
     ("warmup", "asked", "steps", "fitting"),
     [
-        (2000, 600_000, 4538, 226),  # a twentieth, not 44 % of the run
+        (2000, 600_000, 4538, 226),  # a twentieth, not 44% of the run
         (2000, 600_000, 100_000, 2000),
         (100, 1000, 500, 50),  # a tenth was asked for
         (100, 1000, 2000, 100),

@@ -248,7 +248,7 @@ def test_first_answer_round_trips() -> None:
     found = first_answer(made("gpt2-774m"), Asked(words=("gpt2-774m",)))
     assert FirstAnswer.from_json(found.model_dump_json()) == found
     assert found.next in ("change", "advise")
-    assert first_view.screen(made("gpt2-774m"), found, Asked()).rows
+    assert first_view.screen(made("gpt2-774m"), Asked(), found).rows
 
 
 # -- what --explain says -------------------------------------------------------------------------------------------

@@ -201,7 +201,7 @@ def test_losses_over_tokens_hours_energy_and_money() -> None:
     assert loss_axes.loss_curves([bought], [meter]).curves[0].axes["cost"] == pytest.approx((0, 0.05, 0.2))
     predicted = loss_axes.loss_curves([subject()])
     assert predicted.energy_source == "estimated"
-    assert predicted.curves[0].axes["kwh"][-1] == pytest.approx(2 * 0.97 * 0.2, rel=0.01)  # 97 % of 200 W, two hours
+    assert predicted.curves[0].axes["kwh"][-1] == pytest.approx(2 * 0.97 * 0.2, rel=0.01)  # 97% of 200 W, two hours
 
 
 def test_an_axis_that_one_curve_lacks_is_none() -> None:
@@ -244,10 +244,10 @@ def test_agreement_has_the_line_the_band_and_the_stated_ranges() -> None:
     assert isinstance(picture, Scatter)
     assert "estimated, calibrated" in picture.source.text()
     dot = picture.clouds[0].dots[0]
-    assert (dot.x, dot.y, dot.low, dot.high, cell_text(dot.note)) == (1, 1.1, 0.9, 1.5, "+10.0 %")
+    assert (dot.x, dot.y, dot.low, dot.high, cell_text(dot.note)) == (1, 1.1, 0.9, 1.5, "+10.0%")
     said = charts.pointed(charts.chart(picture))["words"]
     assert [text.partition(": ")[2] for text in said[1:3]] == ["1 s", "1.1 s (900 ms – 1.5 s)"]
-    assert said[3] == "+10.0 %"
+    assert said[3] == "+10.0%"
     assert picture.band is not None
     assert all(low == pytest.approx(0.9 * x) and high == pytest.approx(1.1 * x) for x, low, high in picture.band[1])
     assert all(x == y for x, y in picture.lines[0][1])

@@ -183,6 +183,20 @@ def test_no_line_ends_in_blanks_and_prose_stays_narrow(width: int) -> None:
     assert all("12.14 – 13.54 GiB" in line for line in sizes)
 
 
+@pytest.mark.parametrize("width", [60, 72, 80])
+def test_a_column_of_single_words_breaks_none(width: int) -> None:
+    cards = Table(("card", "verdict", "needs / free", "time", "cost"), (
+        ("RTX 3060 12GB", "fits", "6.02 of 11.63 GiB", "4.8 days (3.7–6.0)", "5.70"),
+        ("RTX 4090", "fits", "6.08 of 23.52 GiB", "20.3 h (15.2–25.5)", "7.12"),
+    ), frozenset({2, 3, 4}))  # fmt: skip
+    console = Console(file=io.StringIO(), width=width)
+    text.render(
+        Document(Message("plan.time"), Message("plan.time"), (Section(Message("plan.time"), (cards,)),)), console
+    )
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert any({"card", "verdict"} <= {*line.split()} for line in lines)
+
+
 def test_rows_of_phases_do_not_contradict_the_verdict() -> None:
     """A need beyond what there is stays uncut, and the verdict says why it may fit; what is behind the phase that does not
     fit is not reached."""
@@ -260,12 +274,12 @@ def test_a_range_is_left_out_where_its_ends_print_the_same() -> None:
         (units.format_duration, 78_000, "21.7 h"), (units.format_duration, 900, "15.0 min"),
         (units.format_duration, 86400 * 87, "87.0 days"), (units.format_duration, float("inf"), "unknown"),
         (units.format_flops, 2.5518e18, "2.55e18"), (units.format_flop_rate, 40.33e12, "40.3 TFLOP/s"),
-        (units.format_percent, 0.129255, "12.9 %"), (units.format_signed_percent, 0.024, "+2.4 %"),
-        (units.format_signed_percent, -0.00001, "0.0 %"), (units.format_energy, 3.6e6 * 4.337, "4.34 kWh"),
+        (units.format_percent, 0.129255, "12.9%"), (units.format_signed_percent, 0.024, "+2.4%"),
+        (units.format_signed_percent, -0.00001, "0.0%"), (units.format_energy, 3.6e6 * 4.337, "4.34 kWh"),
         (units.format_energy, 3.6e5, "100 Wh"), (units.format_energy, 3.6e6 * 1757.67, "1,758 kWh"),
         (units.format_energy, 3.6e6 * 980256.3, "980,300 kWh"), (units.format_energy, 3.6e6 * 777.77, "777.8 kWh"),
         (units.format_duration, 86400 * 210536.1, "210,500 days"), (units.format_duration, 86400 * 999.96, "1,000 days"),
-        (units.format_percent, 76868.91, "7,687,000 %"), (units.format_signed_percent, -57.938, "-5,794 %"),
+        (units.format_percent, 76868.91, "7,687,000%"), (units.format_signed_percent, -57.938, "-5,794%"),
         (units.format_factor, 860.91, "861"), (units.format_factor, 1.274, "1.27"), (units.format_factor, 12.34, "12.3"),
         (units.format_left, 89.96, "1.5 min"), (units.format_left, 80.5, "1.3 min"), (units.format_left, 59.4, "59 s"),
         (units.format_left, 59.7, "1.0 min"), (units.format_left, 90, "1.5 min"), (units.format_left, 0.4, "0 s"),

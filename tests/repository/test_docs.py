@@ -59,6 +59,29 @@ def test_pictures_say_what_they_show(page: Path) -> None:
         assert text, target
 
 
+# What a native reader stops at, and what to write instead.
+NOT_PLAIN = {
+    r"\b(tokens|ms|s|seconds|bytes|nats|bits|kernels|rows?|lines?|one|process|files?|times|steps|sequences|codes) an? "
+    r"(step|card|run|byte|token|rank|minute|second|line|machine|hour|file|process|day|layer|parameter|kWh)\b": "per",
+    r"\bof (today|before)\b|\bof (its|their) own\b": "current, earlier; its own",
+    r"\bbeside\b": "alongside, in addition to",
+    r"\b(is|are|was|were) (said|told)\b|\b(tells?|told)\b": "shows, reports, lists",
+    r"\bin turns?\b|\bby (itself|themselves)\b|\banew\b": "in alternation, automatically, again",
+    r"\d %": "94%",
+    r"\b(was|were) ours\b|\bat hand\b|\bquicker\b|\bwould do\b|\bleft out\b|\bput in\b|\btold apart\b": "plain words",
+    r"\bso many\b|\bas (it is|they are)\b": "that many; unchanged",
+    r"(?:^|[.:;] )What [a-z]+ [a-z]+ [a-z]+ (is|are|was|were|does|do|has|have)\b": "name the thing",
+}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_a_page_is_in_plain_english(page: Path) -> None:
+    prose = re.sub(r"<!-- generated:.*?<!-- end -->", "", bare(page), flags=re.DOTALL)
+    for pattern, better in NOT_PLAIN.items():
+        found = [prose[max(0, m.start() - 40) : m.end() + 20] for m in re.finditer(pattern, prose, re.MULTILINE)]
+        assert not found, (better, found)
+
+
 def test_no_page_is_an_orphan() -> None:
     linked = {
         (page.parent / target).resolve()
@@ -67,7 +90,7 @@ def test_no_page_is_an_orphan() -> None:
         if (page.parent / target).resolve() != page
     }
     for page in (REPO / "docs").glob("*.md"):
-        assert page.name == "index.md" or page.resolve() in linked, page.name
+        assert page.resolve() in linked, page.name
 
 
 # -- the site -------------------------------------------------------------------------------------------------------
@@ -79,14 +102,14 @@ def test_every_page_has_one_place_in_the_navigation() -> None:
     assert placed[0] == "index.md"
 
 
-def test_a_new_page_comes_by_itself(tmp_path: Path) -> None:
-    """Under the heading that it names, or under the last one."""
-    named, other = tmp_path / "a.md", tmp_path / "b.md"
-    named.write_text("<!-- section: Train -->\n# A\n", "utf-8")
-    other.write_text("# B\n", "utf-8")
-    found = build_site.sections({**build_site.sources(), "a.md": named, "b.md": other})
-    assert found["Train"][-1] == "a.md"
-    assert list(found.values())[-1][-1] == "b.md"
+def test_a_page_is_in_the_group_it_names(tmp_path: Path) -> None:
+    page = tmp_path / "a.md"
+    page.write_text("<!-- section: Train -->\n# A\n", "utf-8")
+    assert build_site.sections({**build_site.sources(), "a.md": page})["Train"][-1] == "a.md"
+    for first_line in ("# A", "<!-- section: Nowhere -->"):
+        page.write_text(f"{first_line}\n", "utf-8")
+        with pytest.raises(SystemExit, match="section"):
+            build_site.sections({**build_site.sources(), "a.md": page})
 
 
 def test_the_gathered_pages_link_to_each_other(tmp_path: Path) -> None:
@@ -229,7 +252,7 @@ def test_every_command_and_exit_code_is_documented() -> None:
     text = "".join(page.read_text("utf-8") for page in PAGES)
     for name in app.members():
         assert f"foretrain {name}" in text, name
-    codes = (REPO / "docs" / "exit-codes.md").read_text("utf-8")
+    codes = (REPO / "docs" / "schemas.md").read_text("utf-8")
     for code in ExitCode:
         assert f"| {int(code)} |" in codes
         assert code.name in command_pages.MEANINGS

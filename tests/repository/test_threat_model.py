@@ -23,7 +23,7 @@ RUNS_CODE = {
     ("runs/formats/__init__.py", "__import__"): "our own files",
     ("predict/trace/compiled.py", "eval"): "a text that Inductor made in this process",
     ("predict/trace/elsewhere.py", "runpy.run_path"): "the script that `foretrain.trace` was asked to trace",
-    ("predict/trace/forked.py", "pickle.loads"): "what our own forked child says",
+    ("predict/trace/forked.py", "pickle.loads"): "what our own forked child sends",
     ("base/files.py", "pickle.Unpickler"): "the restricted reader, which knows no names",
 }
 RISKY = re.compile(

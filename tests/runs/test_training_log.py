@@ -356,9 +356,9 @@ def test_mfu_of_case_b1() -> None:
         "MFU: b1 RTX 4070 · float16", "", "Share of the card's peak",
         "throughput 134,000 tokens/s: 524,288 tokens a step in 3.91 s",
     ]  # fmt: skip
-    assert lines[4].startswith("MFU 68.9 %: 40.2 TFLOP/s with full attention")
-    assert any(line.startswith("MFU, causal 62.4 % with 6·N + 6·L·C·T") for line in lines)
-    assert "nanoGPT would print 12.9 %: it divides by an A100's 312 TFLOP/s on every card" in lines
+    assert lines[4].startswith("MFU 68.9%: 40.2 TFLOP/s with full attention")
+    assert any(line.startswith("MFU, causal 62.4% with 6·N + 6·L·C·T") for line in lines)
+    assert "nanoGPT would print 12.9%: it divides by an A100's 312 TFLOP/s on every card" in lines
     made = json.loads(
         foretrain("mfu", B1, "--step-time", "3900ms", "--gpu", "4070", "--dtype=bfloat16", "--json").stdout
     )
@@ -374,8 +374,8 @@ def test_explain_of_case_b1(tmp_path: Path) -> None:
     shown = " ".join(foretrain(*words).stdout.split())
     for says in (
         "Log: b1.log nanoGPT · 300 steps, 0 to 299, every 1 · measured", "steady step 3.9 s: the median of 295",
-        "134,433 tokens/s", "MFU 69.2 %: 40.3 TFLOP/s with full attention", "nanoGPT would print 12.9 %",
-        "The printed mfu matches the config (12.9 % printed, 12.9 % expected).",
+        "134,433 tokens/s", "MFU 69.2%: 40.3 TFLOP/s with full attention", "nanoGPT would print 12.9%",
+        "The printed mfu matches the config (12.9% printed, 12.9% expected).",
         "first steps: compilation,", "28.1 s (×", "for 19,701 steps up to 20,000",
     ):  # fmt: skip
         assert says in shown, says

@@ -366,7 +366,6 @@ def _train(mac: AppleGpu, monkeypatch: pytest.MonkeyPatch, options: dict[str, An
         return Placement(CPU, there.gpu, there.dtype, there.compiled, there.notes)
 
     monkeypatch.setattr(training_session, "place", on_the_mac)
-    monkeypatch.setattr(training_session.host_fit, "check", lambda *_, **__: None)
     mac.compute_on_the_cpu(monkeypatch)
     return api.train(options, **more)
 

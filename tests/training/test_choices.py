@@ -57,7 +57,7 @@ def test_the_quickest_way_is_taken_with_its_reason(monkeypatch: pytest.MonkeyPat
     steps_take(monkeypatch, QUICK_HALF)
     config = tiny(**LONG)
     found = starting.decide(config, on_cpu(config), set())
-    # Master weights are quicker by 2 % alone, so the way that changes less is taken.
+    # Master weights are quicker by 2% alone, so the way that changes less is taken.
     assert (found.config.dtype, found.config.attention, found.config.master_weights) == ("bfloat16", "bmm", False)
     assert found.placement.dtype == "bfloat16"
     id, values = found.placement.notes[-1]

@@ -258,7 +258,7 @@ def test_first_eta_is_the_forecast_until_steps_are_measured() -> None:
 
 @pytest.fixture
 def busy_run(own_directory: Path) -> RunDirectory:
-    """A run that was measured while others used 60 % of the processor."""
+    """A run that was measured while others used 60% of the processor."""
     write_dataset(Path("data/toy"))
     train(tiny())
     directory = RunDirectory(Path("out"))
@@ -278,7 +278,7 @@ def test_figures_of_a_busy_machine_are_marked_and_not_judged(busy_run: RunDirect
     shown = shown_of(run_view.comparison_document(found))
     assert "busy machine" in shown
     assert "out of range" not in shown.split("Time")[-1]
-    assert "other programs used 60.0 % of the processor" in " ".join(shown.split())
+    assert "other programs used 60.0% of the processor" in " ".join(shown.split())
     assert "3 steps stalled" in shown
 
 
@@ -287,7 +287,7 @@ def test_explain_says_that_the_machine_was_busy(busy_run: RunDirectory) -> None:
     metrics, events = busy_run.read_lines("metrics"), busy_run.read_lines("events")
     found = explain_run(record, plan(record.config, record.gpu), metrics, events)
     shown = " ".join(shown_of(run_explain_view.document(found)).split())
-    assert "other programs used 60.0 % of the processor" in shown
+    assert "other programs used 60.0% of the processor" in shown
     assert shown.count("foretrain calibrate") == 1  # for the machine's limit, and not because the forecast was missed
 
 

@@ -12,12 +12,13 @@ import pytest
 import torch
 
 from foretrain.base.errors import ExitCode, UserError
-from foretrain.data.batches import TokenFile, train_batches
+from foretrain.data.batches import TokenFile
 from foretrain.data.dataset import read_info
 from foretrain.runs.folder import create
 from foretrain.training.device import place
 from foretrain.training.feed import Ahead, Feed, token_files
 from foretrain.training.trainer import Trainer
+from tests.kit.batches import train_batches
 from tests.kit.command import foretrain, refused
 from tests.kit.data import shards
 from tests.kit.tiny import tiny, write_dataset

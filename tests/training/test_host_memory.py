@@ -85,7 +85,7 @@ def test_machine_that_this_run_nearly_fills_is_seen() -> None:
     assert guard(400 * MIB, 22 * GIB).look() == (22 * GIB, 400 * MIB, 24 * GIB)
     assert guard(2 * GIB, 20 * GIB).look() is None
     assert guard(400 * MIB, 2 * GIB).look() is None  # others took it
-    assert guard(100 * MIB, GIB, total=2 * GIB).look() is None  # a small container: 3 % of it
+    assert guard(100 * MIB, GIB, total=2 * GIB).look() is None  # a small container: 3% of it
     assert guard(None, GIB).look() is None
     assert guard(GIB, None).look() is None
 

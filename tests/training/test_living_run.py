@@ -27,8 +27,9 @@ from foretrain.training import checkpoint, device, nonfinite, trainer
 from foretrain.training.attempts import NotCompiled, attempt, card_is_lost, go_eager, is_out_of_memory, not_compiled
 from foretrain.training.device import place
 from foretrain.training.vitals import Clocks, Vitals
+from tests.faults import catalogue
 from tests.faults.harness import fork, wait
-from tests.kit.command import REPO, refused
+from tests.kit.command import refused
 from tests.kit.tiny import TINY, tiny, write_dataset
 from tests.kit.training import assert_same, fail_in_step, final_tensors, train
 
@@ -533,14 +534,9 @@ def test_two_hundred_pairs_never_share_a_directory() -> None:
 
 
 def test_every_part_of_the_catalogue_has_tests() -> None:
-    """docs/reliability.md is made of these marks; each says what is seen and what is safe."""
-    sys.path.insert(0, str(REPO / "docs"))
-    try:
-        import training_tables
-    finally:
-        sys.path.pop(0)
-    marks = training_tables.marked()
-    assert {row for row, *_ in marks} == set(training_tables.FAULT_GROUPS)
+    """Each mark says what is seen and what is safe."""
+    marks = catalogue.marked()
+    assert {row for row, *_ in marks} == set(catalogue.GROUPS)
     assert len(marks) >= 45
     assert all(text and "|" not in text for mark in marks for text in mark)
     assert len({what for _, what, *_ in marks}) == len(marks) == len({test for *_, test in marks})

@@ -214,7 +214,7 @@ def test_a_card_is_shared_out_between_the_command_and_others(
     assert lines[-1]["cards"][0]["ours_bytes"] == 4 * GIB
     shown = said(capsys, "explain", "w")
     assert "4.00 GiB by the command, 2.00 GiB by other programs" in shown
-    assert "too hot in 100.0 %" in shown
+    assert "too hot in 100.0%" in shown
 
 
 def test_where_nvml_names_no_processes_the_rise_counts() -> None:

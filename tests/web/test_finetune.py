@@ -17,9 +17,8 @@ from foretrain.advice.cards import compared
 from foretrain.app.finetune import plan_question, question
 from foretrain.app.planning import advise_finetune
 from foretrain.base import messages
-from foretrain.config.finetune import pasted
 from foretrain.config.finetune.options import ASKED, FINETUNE_OPTIONS, FineTune
-from foretrain.config.finetune.read import read_finetune
+from foretrain.config.finetune.read import read_finetune, read_pasted, shortened
 from foretrain.config.finetune.words import parse_words
 from foretrain.config.hub.source import facts_of
 from foretrain.config.options import OPTIONS
@@ -102,11 +101,11 @@ def test_a_plan_on_the_page_is_the_terminals(client: TestClient) -> None:
     answer = tuned(client, "plan", asked)
     words = ["--method=lora", "--seq_len=512", "--batch_size=2", "--gradient_checkpointing", "--max_steps=10"]
     plan = plan_question(question(SMALL, words), "RTX 4090", "2GB")
-    shown = finetune_view.screen(plan, (), Typed(quiet=True))
+    shown = finetune_view.screen(plan, Typed(quiet=True))
     assert answer["rows"] == [[row.label.text(), cell_text(row.text)] for row in shown.rows]
     of_the_card = card_memory(plan.gpu)[0]
     assert [part["text"] for part in answer["verdict"]] == [shown.lead[0].message.text(), of_the_card.message.text()]
-    document = finetune_view.document(plan, ())
+    document = finetune_view.document(plan)
     assert [part["title"] for part in answer["sections"]] == [part.title.text() for part in document.sections[1:]]
     told = foretrain(*shlex.split(answer["command"])[1:], "--full").stdout
     assert "".join(answer["verdict"][0]["text"].split()) in "".join(told.split())
@@ -156,9 +155,9 @@ def test_a_pasted_config_is_the_model(client: TestClient) -> None:
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_what_is_left_out_of_a_config_decides_nothing(name: str) -> None:
-    found = pasted.read_pasted(json.dumps(dict(models()[name].config)), "config.json")
+    found = read_pasted(json.dumps(dict(models()[name].config)), "config.json")
     assert found.model
-    assert facts_of(json.loads(pasted.shortened(found.model))) == facts_of(models()[name].config)
+    assert facts_of(json.loads(shortened(found.model))) == facts_of(models()[name].config)
 
 
 @pytest.mark.parametrize(("text", "model"), [(AXOLOTL, "llama-3.2-1b"), (LLAMA_FACTORY, "qwen3-4b")])
@@ -289,7 +288,7 @@ def test_the_answer_speaks_the_language(client: TestClient) -> None:
         answer = client.post("/api/plan", headers=headers, json=asked).json()
         with messages.speaking(id):
             plan = plan_question(question(SMALL, ["--method=lora", "--seq_len=256"]), "RTX 4090")
-            assert answer["verdict"][0]["text"] == finetune_view.screen(plan, (), Typed()).lead[0].message.text()
+            assert answer["verdict"][0]["text"] == finetune_view.screen(plan, Typed()).lead[0].message.text()
             form = client.post("/api/form", headers=headers, json={"kind": "fine-tuning"}).json()
             help = {field["name"]: field["help"] for field in form["fields"]}["seq_len"]
             assert help == messages.option_help("seq_len", FINETUNE_OPTIONS["seq_len"].help, "finetune_knob")

@@ -60,6 +60,5 @@ foretrain advise llama-3.3-70b --inference --weights q4_k_m --gpu 3090   (genera
 @click.pass_context
 def advise_command(context: click.Context, words: list[str], **given: object) -> None:
     """Find what to change: options and techniques, each planned for your run, ranked by gain and cost."""
-    request = reading.read(context, words)
     asked = reading.asked_of
-    reading.print_kept(context, request, lambda: advising.answer(context, request, asked(context, request, words)))
+    reading.print_kept(context, words, lambda found: advising.answer(context, found, asked(context, found, words)))

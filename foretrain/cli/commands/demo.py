@@ -86,7 +86,7 @@ def _print_json(run: Path, comparison: dict[str, Any], unigram: float | None, re
 def _show_plan(resolved: ResolvedConfig) -> None:
     _heading("demo.plan")
     made, asked = make_plan(resolved, targets("cpu", "", resolved.config)[0]), Asked(words=("baby",), quiet=True)
-    text.render_screen(first_view.screen(made, first_answer(made, asked), asked), OUT)
+    text.render_screen(first_view.screen(made, asked, first_answer(made, asked)), OUT)
     OUT.print(Text(say("demo.more"), style="dim"), soft_wrap=True)
 
 

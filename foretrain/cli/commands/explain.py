@@ -2,18 +2,13 @@
 
 import sys
 
-from foretrain.analysis.run import RunExplanation, TrainerRunExplanation
-from foretrain.analysis.snapshot_analysis import SnapshotAnalysis
-from foretrain.app.explain import SCHEMAS, Explanation, explain
+from foretrain.analysis.run import RunExplanation
+from foretrain.app.explain import SCHEMAS, explain
 from foretrain.base.messages import say
 from foretrain.cli.command import OF_CONFIG, argument, command, flag, json_option, option
 from foretrain.cli.common import ERR, OUT, noted, print_json, working
 from foretrain.reports import text
-from foretrain.reports.document import Document
-from foretrain.reports.views import explain as explain_view
-from foretrain.reports.views import log as log_view
-from foretrain.reports.views import run_explain
-from foretrain.reports.views import trainer_run as trainer_view
+from foretrain.reports.views import document_of
 
 EPILOG = """Examples:
 foretrain explain out-baby              (a run, or a watched run)
@@ -49,14 +44,4 @@ def explain_command(log: str, words: list[str], config: list[str], gpu: str, lim
     if as_json:
         print_json(found.to_json(schema=SCHEMAS[type(found)]))
     else:
-        text.render(_document(found, limit), OUT)
-
-
-def _document(found: Explanation, limit: bool) -> Document:
-    if isinstance(found, RunExplanation):
-        return run_explain.document(found, limit=limit)
-    if isinstance(found, SnapshotAnalysis):
-        return explain_view.snapshot_document(found)
-    if isinstance(found, TrainerRunExplanation):
-        return trainer_view.document(found)
-    return log_view.document(found)
+        text.render(document_of(found, **({"limit": limit} if isinstance(found, RunExplanation) else {})), OUT)

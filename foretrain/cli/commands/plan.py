@@ -130,5 +130,4 @@ def plan_command(context: click.Context, words: list[str], **given: object) -> N
     if given["inference"] and (found := reading.models_asked(context, words)):
         printing.models(found, context.params)
         return
-    request = reading.read(context, words)
-    reading.print_kept(context, request, lambda: printing.answer(context, request, words))
+    reading.print_kept(context, words, lambda request: printing.answer(context, request, words))

@@ -174,7 +174,7 @@ foretrain train my.toml --batch_size=auto    (the largest micro-batch that fits 
 foretrain train my.toml --resume auto        (after Ctrl-C, a crash or a power cut)
 foretrain train my.toml --auto-restart       (resumes automatically after a crash)
 foretrain train my.toml --name "wider MLP" --tag sweep --note "twice the width"
-foretrain train my.toml --report-to tensorboard,trackio    (wandb too; docs/trackers.md)
+foretrain train my.toml --report-to tensorboard,trackio    (wandb too; docs/runs.md)
 foretrain train my.toml --gpus 2             (on two GPUs; torchrun and Slurm's srun work too)"""
 
 

@@ -18,12 +18,12 @@ from foretrain.predict.allocator.settings import driver_backend
 from foretrain.predict.largest import Largest, largest
 from foretrain.predict.smallest import SmallestCard, smallest_card
 from foretrain.reports import text
+from foretrain.reports.views import document_of
 
 if TYPE_CHECKING:
     from foretrain.app import exact
-    from foretrain.reports.views import line
 else:  # a plan without traces does not wait for what they add
-    exact, line = Later("foretrain.app.exact"), Later("foretrain.reports.views.line")
+    exact = Later("foretrain.app.exact")
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def explain_command(request: Any, plan: Any, depth: Depth, *, as_json: bool) -> 
     if as_json:
         print_json(explanation.to_json(schema="foretrain.plan/1#explanation"))
     else:
-        text.render(line.explanation(plan, explanation), OUT)
+        text.render(document_of(explanation, plan), OUT)
 
 
 def searched(request: Any, plan: Any, depth: Depth) -> Largest:

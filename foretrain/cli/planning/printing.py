@@ -35,8 +35,7 @@ from foretrain.predict.trace import interpreter
 from foretrain.predict.within import Within, within
 from foretrain.reports import text
 from foretrain.reports.document import Document, Message, Screen, Section, Table
-from foretrain.reports.views import first as first_view
-from foretrain.reports.views.lead import lead_of
+from foretrain.reports.views import document_of, lead, screen_of
 from foretrain.reports.views.shared import check_error
 
 if TYPE_CHECKING:
@@ -47,16 +46,12 @@ if TYPE_CHECKING:
     from foretrain.predict.inference.plan import RunnableModels
     from foretrain.predict.smallest import SmallestCard
     from foretrain.reports.views import cards as cards_view
-    from foretrain.reports.views import cluster as cluster_view
-    from foretrain.reports.views import finetune as finetune_view
+    from foretrain.reports.views import first as first_view
     from foretrain.reports.views import generation as generation_view
     from foretrain.reports.views import limits as limits_view
-    from foretrain.reports.views import line as line_view
-    from foretrain.reports.views import plan as plan_view
 else:  # each answer waits for its own view alone
-    cards_view, cluster_view, finetune_view, generation_view, limits_view, line_view, plan_view = (
-        Later(f"foretrain.reports.views.{name}")
-        for name in ("cards", "cluster", "finetune", "generation", "limits", "line", "plan")
+    cards_view, first_view, generation_view, limits_view = (
+        Later(f"foretrain.reports.views.{name}") for name in ("cards", "first", "generation", "limits")
     )
     tuning, script = Later("foretrain.app.finetune"), Later("foretrain.app.training_script")
 
@@ -102,7 +97,7 @@ def smallest(plan: AnyPlan, found: "SmallestCard", form: Form) -> None:
     if form.as_json:
         print_json(found.to_json(schema="foretrain.plan/1#smallest-card"))
     else:
-        line(line_view.smallest(plan, found))
+        line(lead.smallest(plan, found))
 
 
 def models(found: "RunnableModels", given: dict[str, Any]) -> None:
@@ -117,7 +112,7 @@ def plans(found: Sequence[AnyPlan], form: Form, limits: Limits) -> None:
     """Print one plan, or several cards with the best of them: of fine-tuning what fits in a limit on each."""
     if form.oneline:
         for plan in found:
-            line(line_view.line(plan))
+            line(lead.line(plan))
     elif len(found) == 1:
         one(found[0], form)
     else:
@@ -133,24 +128,21 @@ def plans(found: Sequence[AnyPlan], form: Form, limits: Limits) -> None:
 
 def one(plan: AnyPlan, form: Form) -> None:
     """Print one plan of any kind of run, with what to change."""
-    brief = not (form.full or form.as_json)
-    if isinstance(plan, Plan) and brief:
-        screen(first_view.screen(plan, first_answer(plan, form.asked), form.asked))
-        return
-    changes = _changes(plan) if isinstance(plan, FineTunePlan | InferencePlan) else ()
-    if form.as_json:
-        advice = short_list(plan, plan.step) if isinstance(plan, Plan) else None
-        if isinstance(plan, FineTunePlan | InferencePlan) and changes:
-            advice = advices(plan, changes)
-        print_json({**plan.to_json(schema=SCHEMA), "advice": advice.model_dump(mode="json") if advice else None})
+    more: tuple[Any, ...] = ()
+    if isinstance(plan, FineTunePlan | InferencePlan):
+        more = (_changes(plan),)
     elif isinstance(plan, Plan):
-        document(plan_view.document(plan, datetime.now(), short_list(plan, plan.step)))
-    elif isinstance(plan, FineTunePlan):
-        _shown(finetune_view.screen(plan, changes, form.asked) if brief else finetune_view.document(plan, changes))
-    elif isinstance(plan, ClusterPlan):
-        _shown(cluster_view.screen(plan, form.asked) if brief else cluster_view.document(plan))
+        brief = not (form.full or form.as_json)
+        more = (first_answer(plan, form.asked),) if brief else (short_list(plan, plan.step), datetime.now())
+    if form.as_json:
+        advice = next(iter(more), None)
+        if isinstance(plan, FineTunePlan | InferencePlan):
+            advice = advices(plan, advice) if advice else None
+        print_json({**plan.to_json(schema=SCHEMA), "advice": advice.model_dump(mode="json") if advice else None})
+    elif form.full:
+        document(document_of(plan, *more))
     else:
-        _shown(generation_view.screen(plan, changes, form.asked) if brief else generation_view.document(plan, changes))
+        screen(screen_of(plan, form.asked, *more))
 
 
 def _shown(made: Document | Screen) -> None:
@@ -158,7 +150,7 @@ def _shown(made: Document | Screen) -> None:
 
 
 def _changes(plan: FineTunePlan | InferencePlan) -> "tuple[Advice, ...]":
-    verdict, found = lead_of(plan)[0].message.text(), ()
+    verdict, found = lead.lead_of(plan)[0].message.text(), ()
     with working(verdict) as tell:
         for number, each in enumerate(tuning.searched(plan), 1):
             found = each
@@ -172,7 +164,7 @@ def print_within(plan: AnyPlan, found: Within, form: Form, largest: Largest | No
         beside = {"largest": largest.to_json()} if largest else {}
         print_json({**found.to_json(schema="foretrain.plan/1#within"), **beside})
     elif form.oneline:
-        line(line_view.line(found.plan, found.steps))
+        line(lead.line(found.plan, found.steps))
     else:
         assert not isinstance(plan, InferencePlan)
         whole = form.full
@@ -188,7 +180,7 @@ def print_best(plan: Plan, found: "Best", form: Form) -> None:
     if form.full:
         document(limits_view.best(plan, found))
     elif form.oneline:
-        line(line_view.best_line(plan, found))
+        line(lead.best_line(plan, found))
     else:
         screen(first_view.best(plan, found, form.asked))
 

@@ -1,40 +1,36 @@
 """What was typed behind `plan` and `advise`: the run that is meant, and which options go with it."""
 
-import json
 import os
 import shlex
 import sys
+import time
 from collections.abc import Callable
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from foretrain.app import kept_answers as kept
+from foretrain.advice.asked import Asked
+from foretrain.app import kept_answers
 from foretrain.app.plan import Cards
 from foretrain.app.request import PlanRequest, PretrainingRequest, kind_of, request_of
-from foretrain.base import messages
 from foretrain.base.errors import UserError
 from foretrain.base.installation import Later
 from foretrain.base.records import Note
 from foretrain.cli.common import OUT, need_one_of, print_notes, print_said
+from foretrain.cli.planning import exact
 from foretrain.config.presets import is_surely_asked
 from foretrain.config.resolve import ResolvedConfig
+from foretrain.predict.finetune import traced
 
 if TYPE_CHECKING:
-    from foretrain.advice import asked
-    from foretrain.advice.asked import Asked
     from foretrain.app import generation
-    from foretrain.cli.planning import exact
-    from foretrain.config.finetune import asked as finetune
-    from foretrain.predict.finetune import traced
+    from foretrain.config.finetune import read as finetune
     from foretrain.predict.inference.plan import RunnableModels
-else:  # an answer that is kept needs none of them
-    asked, finetune = Later("foretrain.advice.asked"), Later("foretrain.config.finetune.asked")
-    generation = Later("foretrain.app.generation")
-    exact, traced = Later("foretrain.cli.planning.exact"), Later("foretrain.predict.finetune.traced")
+else:  # of other kinds of run
+    finetune, generation = Later("foretrain.config.finetune.read"), Later("foretrain.app.generation")
 OWN = ("gpus", "link", "network", "write_job")  # options that only a plan for several cards has
 LIMITS = ("co2", "within", "tokens", "data_tokens")  # options of `plan` that a plan of a changed run has as well
 TRACES = ("alloc_conf", "python")  # and those of its trace
@@ -125,23 +121,18 @@ class Copy:
         return getattr(self.stream, name)
 
 
-def print_kept(context: click.Context, request: PlanRequest, answer: Callable[[], None]) -> None:
-    """Print what `answer` prints, at once where it was printed before."""
-    given, terminal = context.params, (OUT.options, OUT.color_system)
-    noted = any(name.endswith("ALLOC_CONF") for name in os.environ) or OUT.file is not sys.stdout
-    path = None
-    if request.kind == "pretraining" and not (noted or OUT.legacy_windows or any(map(given.get, UNKEPT))):
+def print_kept(context: click.Context, words: list[str], answer: Callable[[PlanRequest], None]) -> None:
+    """Print what `answer` prints of what is asked, and keep it for `main`, which repeats it at once."""
+    began_ns = time.time_ns()
+    with redirect_stderr(Copy(sys.stderr)) as said:  # type: ignore[type-var]
+        request = read(context, words)
+    elsewhere = any(name.endswith("ALLOC_CONF") for name in os.environ) or OUT.file is not sys.stdout or "-" in words
+    with redirect_stdout(Copy(sys.stdout)) as printed:  # type: ignore[type-var]
+        answer(request)
+    if request.kind == "pretraining" and not elsewhere and not any(map(context.params.get, UNKEPT)):
         assert isinstance(request, PretrainingRequest)
-        options = [(name, str(value)) for name, value in given.items()]
-        path = kept.path_of(request, (context.command.name, options, messages.current().id, terminal))
-    printed = path and kept.PRINTED.value(path)
-    if isinstance(printed, str):
-        sys.stdout.write(printed)
-        return
-    with redirect_stdout(Copy(sys.stdout)) as copy:  # type: ignore[type-var]
-        answer()
-    if path is not None:
-        kept.PRINTED.keep(path, json.dumps(copy.text))
+        if (files := request.deciding) is not None:
+            kept_answers.keep(files, said.text, printed.text, began_ns)
 
 
 def with_trainer(resolved: ResolvedConfig, trainer: str) -> ResolvedConfig:
@@ -181,7 +172,7 @@ def check_cards(context: click.Context) -> None:
         raise UserError("usage.cluster_two", gpus=given["gpus"][:80], gpu=given["gpu"][:80])
 
 
-def asked_of(context: click.Context, request: Any, words: list[str]) -> "Asked":
+def asked_of(context: click.Context, request: Any, words: list[str]) -> Asked:
     """Return what was typed, for the command that comes next: it goes on with the run, its cards and money."""
     given = context.params
     limits = [word for name in LIMITS if given.get(name) is not None for word in _typed(name, given[name])]
@@ -190,7 +181,7 @@ def asked_of(context: click.Context, request: Any, words: list[str]) -> "Asked":
     cards = tuple(word for name in OWN[:3] if given[name] for word in (f"--{name}", given[name]))
     wrote = given.get("write")
     typed = request.words if request.kind == "generation" else tuple(words)
-    return asked.Asked(
+    return Asked(
         command=context.command.name or "", words=typed, gpu=given["gpu"], cards=cards, others=given["others"],
         quiet=given["quiet"], price=given["price"] or "", exact=given.get("exact", False), limits=tuple(limits),
         wrote=str(wrote) if wrote else None, speed=spelled(speeds[0]) if speeds else "",

@@ -54,7 +54,7 @@ class Modern(Family):
         yield (c.block_size, 1)
 
     def roughly_compiled(self, c: RunConfig) -> str:
-        """Small models took 8 % less."""
+        """Small models took 8% less."""
         return "activation_checkpointing with recipe = modern" if c.activation_checkpointing else ""
 
     def looked_up(self, c: RunConfig) -> int:

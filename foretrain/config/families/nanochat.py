@@ -68,7 +68,7 @@ class NanoChat(Family):
         yield from [(c.block_size, self.head_dim(c))] * 2
 
     def roughly_compiled(self, c: RunConfig) -> str:
-        """Small models were 12 % more in fp32, where attention is no kernel, and 5 % with checkpointing."""
+        """Small models were 12% more in fp32, where attention is no kernel, and 5% with checkpointing."""
         if c.activation_checkpointing:
             return "activation_checkpointing with recipe = nanochat"
         return "dtype = float32 with recipe = nanochat" if c.dtype == "float32" else ""

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from foretrain.base.errors import UserError
 from foretrain.config.finetune.formats.format import method_of, training_arguments
 from foretrain.config.finetune.formats.trl import preferences
-from foretrain.config.finetune.options import Bound, FineTune
+from foretrain.config.finetune.options import PREFERENCES, Bound, FineTune
 from foretrain.config.finetune.table import FileSettings, Table
 from foretrain.config.hub.facts import ModelFacts, ModelSource
 from foretrain.config.hub.source import facts_of
@@ -52,11 +52,9 @@ def of_all_layers(paths: Collection[str], layers: int) -> set[str]:
 
 
 WHERE = "TrainingArguments"
-# Trainers of TRL that are planned, beside SFTTrainer.
-TRAININGS = {
-    "DPOTrainer": "dpo", "KTOTrainer": "kto", "ORPOTrainer": "orpo", "CPOTrainer": "cpo", "RewardTrainer": "reward"
-}  # fmt: skip
-PLANNED = ("SFTTrainer", *TRAININGS)
+# TRL's trainers that are planned, but for those that generate, and what each is for.
+TRAINER_OF = {f"{kind.trainer}Trainer": name for name, kind in PREFERENCES.items() if not kind.generates}
+PLANNED = {"": "sft", "SFTTrainer": "sft", **TRAINER_OF}
 # Of TrainingArguments, what a plan does not have and a comparison of runs asks for.
 LEARNING = ("learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay", "adam_beta1", "adam_beta2", "seed")
 
@@ -98,7 +96,7 @@ class LiveRun:
     def training(self) -> str:
         """Return what it is trained for; "" where that is not planned."""
         classifies = self.model_class.endswith("ForSequenceClassification")
-        found = TRAININGS.get(self.trl_trainer, "sft" if self.trl_trainer in ("", "SFTTrainer") else "")
+        found = PLANNED.get(self.trl_trainer, "")
         if classifies:
             return {"sft": "classification" if not self.trl_trainer else "", "reward": "reward"}.get(found, "")
         return found if self.predicts_tokens else ""
@@ -106,7 +104,7 @@ class LiveRun:
 
 def read_live(run: LiveRun) -> tuple[ModelSource, FineTune, dict[str, Bound]]:
     """Return (the model, how it is trained, what is not planned and the figures' bound). Raises UserError."""
-    if run.trl_trainer not in ("", *PLANNED):
+    if run.trl_trainer not in PLANNED:
         raise UserError("usage.callback_trainer", trainer=run.trl_trainer)
     if not run.training:
         raise UserError("usage.callback_head", model=run.model_class)
@@ -135,7 +133,7 @@ def read_live(run: LiveRun) -> tuple[ModelSource, FineTune, dict[str, Bound]]:
 
 
 def _training(run: LiveRun, found: FileSettings) -> None:
-    if run.training in TRAININGS.values():
+    if run.training in PREFERENCES:
         preferences(Table({**_arguments(run.arguments), "training": run.training}, found))
         if run.arguments.get("disable_dropout", True):
             found.values.pop("lora_dropout", None)

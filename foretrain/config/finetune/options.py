@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple, cast
 
 from foretrain.base.records import Record
-from foretrain.config.hub.facts import ModelFacts
+from foretrain.config.hub.facts import ModelFacts, ModelSource
 from foretrain.config.option import COST, DTYPE_NAMES, EVERYTHING, LEARNING, LINK, NETWORK, PER_NODE, option, options_of
 from foretrain.config.options import StrategyName
 from foretrain.config.sharing import STRATEGIES
@@ -65,11 +65,14 @@ BOUNDS: dict[str, Bound] = {
 
 
 class Preferences(NamedTuple):
-    """What one of TRL's trainers makes of a sample: so many sequences, whose log-probabilities it compares with those
-    of a `reference`, the model as it was before. `drifts`: both run each sample with another's answer, too, for the KL
-    divergence, which takes two samples. `whole`: its loss takes whole logits. `generates`: the samples are prompts."""
+    """What one of TRL's trainers (DPOTrainer and DPOConfig of `module`) makes of a sample: so many sequences, whose
+    log-probabilities it compares with those of a `reference`, the model as it was before. `drifts`: both run each
+    sample with another's answer, too, for the KL divergence, which takes two samples. `whole`: its loss takes whole
+    logits. `generates`: the samples are prompts."""
 
+    trainer: str
     sequences: int = 2
+    module: str = "trl"
     reference: bool = False
     drifts: bool = False
     whole: bool = False
@@ -77,12 +80,21 @@ class Preferences(NamedTuple):
 
 
 PREFERENCES = {  # that are planned, of TRL
-    "reward": Preferences(),
-    "dpo": Preferences(reference=True),
-    "kto": Preferences(1, reference=True, drifts=True),
-    **dict.fromkeys(("orpo", "cpo", "simpo"), Preferences(whole=True)),
-    **dict.fromkeys(("grpo", "rloo"), Preferences(1, generates=True)),
+    "reward": Preferences("Reward"),
+    "dpo": Preferences("DPO", reference=True),
+    "kto": Preferences("KTO", 1, reference=True, drifts=True),
+    "orpo": Preferences("ORPO", module="trl.experimental.orpo", whole=True),
+    **dict.fromkeys(("simpo", "cpo"), Preferences("CPO", module="trl.experimental.cpo", whole=True)),
+    "grpo": Preferences("GRPO", 1, generates=True),
+    "rloo": Preferences("RLOO", 1, generates=True),
 }
+# What a trainer is for, by the start of the names of its class and its config: DPOTrainer, DPOConfig.
+TRAININGS: dict[str, str] = {
+    "SFT": "sft", **{kind.trainer: training for training, kind in PREFERENCES.items()},
+    **dict.fromkeys(("OnlineDPO", "XPO", "NashMD", "BCO"), "preference"), "PPO": "ppo", "PPOv2": "ppo",
+    **dict.fromkeys(("GKD", "MiniLLM", "SDFT"), "distillation"), "PRM": "token_classification",
+    "SentenceTransformer": "embedding",
+}  # fmt: skip
 NAMES_OF_TRAINING: dict[str, Training] = {
     "pt": "pretraining", "rm": "reward", "prm": "token_classification", "reward_model": "reward", "ipo": "dpo",
     "online_dpo": "preference", "bco": "preference", "gspo": "grpo", "gdpo": "grpo", "dapo": "grpo",
@@ -441,9 +453,8 @@ GROUP = {"num_generations": 8, "completion_len": 512, "batch_size": 1}  # unless
 ASKED: Mapping[str, Any] = {"seq_len": 2048, "batch_size": 1, "gradient_checkpointing": True}
 
 
-def asked(facts: ModelFacts | None, values: Mapping[str, Any]) -> FineTune:
+def asked(model: ModelSource, values: Mapping[str, Any]) -> FineTune:
     """The run of a model that is asked about with these options and no trainer's file."""
-    longest = facts.max_positions if facts else ASKED["seq_len"]
     kind = PREFERENCES.get(values.get("training", ""))
     own: dict[str, Any] = {"loop": "trl", "batch_size": 1 + kind.drifts} if kind else {}
     if kind and kind.generates:  # one prompt a step
@@ -451,7 +462,7 @@ def asked(facts: ModelFacts | None, values: Mapping[str, Any]) -> FineTune:
         group, length, batch = ({**of_kind, **values}.get(*each) for each in GROUP.items())
         own |= of_kind | {"seq_len": PROMPT_LEN + length, "grad_accum": group // math.gcd(group, batch)}
         return FineTune.model_validate({**ASKED, **own, **values})
-    return FineTune.model_validate({**ASKED, **own, "seq_len": min(ASKED["seq_len"], longest), **values})
+    return FineTune.model_validate({**ASKED, **own, "seq_len": min(ASKED["seq_len"], model.max_positions), **values})
 
 
 FINETUNE_OPTIONS = options_of(FineTune)

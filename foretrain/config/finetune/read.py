@@ -2,9 +2,11 @@
 
 import difflib
 import errno
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +17,39 @@ from foretrain.base.records import Note, Record
 from foretrain.config.finetune.formats import FORMATS, own_loops
 from foretrain.config.finetune.formats.script import table_of_script, without_unread
 from foretrain.config.finetune.live import IN_A_LAYER, of_all_layers, put_adapter
-from foretrain.config.finetune.options import OPTION_OF, PEFT_TARGETS, WRAPPED, Bound, FineTune, asked
+from foretrain.config.finetune.options import (
+    ASKED,
+    FINETUNE_OPTIONS,
+    OPTION_OF,
+    PEFT_TARGETS,
+    WRAPPED,
+    Bound,
+    FineTune,
+    asked,
+)
 from foretrain.config.finetune.table import FileSettings, Table
 from foretrain.config.finetune.together import idle_note, whole
 from foretrain.config.finetune.words import COSTS, parse_words
-from foretrain.config.finetune.yaml_file import read_text_of, table_of
+from foretrain.config.finetune.yaml_file import notebook_code, read_text_of, table_of
 from foretrain.config.hub.facts import ModelFacts, ModelSource
 from foretrain.config.hub.parameters import parameters_of
 from foretrain.config.hub.source import (
     FOUR_BITS,
     MODEL_FILES,
     describes_model,
+    facts_of,
     find_source,
     is_repository,
     model_named,
+    names_code,
+    preset_source,
+    repository_in,
+    text_source,
     unquantized,
 )
+from foretrain.config.options import OPTIONS
+from foretrain.config.presets import PRESET_ALIASES, PRESETS
+from foretrain.config.resolve import is_nanogpt_table
 
 TELLING = 2  # keys that no other trainer has
 SCRIPTS = (".py", ".ipynb")
@@ -93,7 +112,7 @@ def read_finetune(
     found.unplanned = {text: bound for text, bound in found.unplanned.items() if _option_of(text) not in values}
     reading = reading_of(found, model, origins)
     values = {**found.values, **values}
-    tune = FineTune.model_validate(values) if given else asked(model.facts, values)
+    tune = FineTune.model_validate(values) if given else asked(model, values)
     tune = whole(tune, origins, model.facts)
     if tune.method == "qlora":
         if model.facts is not None and model.facts.quantization == FOUR_BITS and "double_quant" not in origins:
@@ -297,3 +316,107 @@ def _notes(found: FileSettings, model: ModelSource | None, origins: Mapping[str,
     if model is not None and model.code:
         notes.append(Note(id="finetune_code", values={"model": model.name}))
     return tuple(notes)
+
+
+_SCRIPT = re.compile(r"^(?:import|from)\s+\w", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Pasted:
+    """What was read. `named`: the model as the text names it, '' where it names none or is one itself; `model`: None
+    where that is not known here; `is_model`: the text is a model's config.json; `values`: by FineTune's options."""
+
+    named: str
+    model: ModelSource | None
+    is_model: bool
+    values: dict[str, Any]
+    reading: FineTuneReading
+
+
+def read_pasted(text: str, name: str) -> Pasted:
+    """What a pasted text says; `name` is that of its file, which decides whether it is a script. Raises UserError."""
+    if name.endswith(".ipynb"):
+        text = notebook_code(text, name)
+    script = name.endswith(SCRIPTS) or (not name.endswith((".yaml", ".yml", ".json")) and bool(_SCRIPT.search(text)))
+    keys = table_of(text, name) if not script and text.lstrip().startswith("{") else {}
+    if "peft_type" in keys and "model_type" not in keys:
+        return _of_adapter(keys, name)
+    if describes_model(keys):
+        model = text_source(text, name)
+        return Pasted("", model, True, {}, FineTuneReading(where=name))
+    found = settings_of(text, name, script=script)
+    named = found.model or ""
+    model = preset_source(repository_in(named) or named)
+    unsaid = {option: FINETUNE_OPTIONS[option].default for option in ASKED}  # its trainer's, not a form's
+    return Pasted(named, model, False, {**unsaid, **found.values}, reading_of(found, model))
+
+
+def _of_adapter(keys: dict[str, Any], name: str) -> Pasted:
+    """The model that an adapter of peft is for, as its file read from a path says it."""
+    base = keys.get("base_model_name_or_path")
+    if not isinstance(base, str) or not base:
+        raise UserError("config.hub_adapter_without", path=name)
+    return Pasted(base, preset_source(base), False, {}, FineTuneReading(where=name))
+
+
+def shortened(source: ModelSource) -> str:
+    """A config.json of the keys alone that decide something here, as short JSON: it fits into a link."""
+    config, where = dict(source.config), source.where
+    wanted = source.facts, names_code(config)
+    for key in source.config:
+        without = {name: value for name, value in config.items() if name != key}
+        try:
+            if (facts_of(without, where), names_code(without)) == wanted:
+                config = without
+        except UserError:  # it is needed
+            continue
+    return json.dumps(config, separators=(",", ":"))
+
+
+GPT_SUFFIXES = (".toml", ".py")  # of configs to pretrain with
+TRAINER_SUFFIXES = (".yaml", ".yml", ".json")
+SPELLINGS = {alias for option in OPTIONS.values() for alias in option.aliases}
+
+
+def is_asked(words: Sequence[str] | None) -> bool:
+    """Whether the first word is a model of Hugging Face's, or how somebody fine-tunes one. A name that is a preset of
+    ours too is a fine-tuning run with an option that only such a run has, such as --method."""
+    first = words[0] if words else "-"
+    if first.startswith("-"):
+        return False
+    if first in PRESETS or first in PRESET_ALIASES:
+        return model_named(first) is not None and bool(_deciding(words or []))
+    if first.startswith("hf:") or model_named(first) is not None:
+        return True
+    path = Path(first)
+    if is_nanogpt_table(path):
+        return False
+    if any((path / name).is_file() for name in MODEL_FILES) or path.name in MODEL_FILES or is_finetune_file(first):
+        return True
+    if path.suffix == ".json" and path.is_file():  # a model's config.json under another name
+        return True
+    if is_repository(first) and path.suffix not in GPT_SUFFIXES:
+        return True
+    return not path.exists() and (path.suffix in TRAINER_SUFFIXES or bool(_deciding(words or [])))
+
+
+def how_chosen(words: Sequence[str] | None) -> tuple[Note, ...]:
+    """A sentence on which of the two was taken of a name that is a preset of ours and a model of Hugging Face's, why,
+    and how to get the other; nothing of any other name."""
+    first = words[0] if words else ""
+    if (first not in PRESETS and first not in PRESET_ALIASES) or model_named(first) is None:
+        return ()
+    if options := _deciding(words or []):
+        return (Note(id="chose_finetuning", values={"name": first, "options": options}),)
+    return (Note(id="chose_pretraining", values={"name": first}),)
+
+
+def _deciding(words: Sequence[str]) -> list[str]:
+    """The options among words that only a fine-tuning run has."""
+    return list(dict.fromkeys(word.partition("=")[0] for word in words if _of_finetuning(word)))
+
+
+def _of_finetuning(word: str) -> bool:
+    """Whether a word is an option of a fine-tuning run, and none of a config."""
+    name = word.partition("=")[0].lstrip("-").replace("-", "_")
+    return word.startswith("--") and name in OPTION_OF and name not in OPTIONS and name not in SPELLINGS

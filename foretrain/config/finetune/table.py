@@ -12,7 +12,7 @@ from typing import Any
 from foretrain.base.errors import UserError
 from foretrain.config.checks import value_as_written
 from foretrain.config.finetune.options import FINETUNE_OPTIONS, Bound
-from foretrain.config.values import NotPlanned, converted, flag
+from foretrain.config.words import NotPlanned, converted, flag
 
 _SHORT = re.compile(r"[\w./, -]{1,40}")  # what is shown as it stands; the rest as Python writes it
 _MOST_NAMED = 60  # of a key, in characters

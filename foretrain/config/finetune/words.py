@@ -10,8 +10,7 @@ from foretrain.config.checks import bad_value, value_as_written
 from foretrain.config.finetune.options import FINETUNE_OPTIONS
 from foretrain.config.finetune.table import known_keys
 from foretrain.config.options import OPTIONS, named
-from foretrain.config.values import NotPlanned, converted
-from foretrain.config.words import Typed, Vocabulary, Word
+from foretrain.config.words import NotPlanned, Typed, Vocabulary, Word, converted
 
 COSTS = named(lambda option: option.group == "cost")  # prices are those of any run
 _SURE = 0.85  # what is as much like another word is taken for it

@@ -3,6 +3,7 @@
 from typing import Literal, NamedTuple
 
 from foretrain.base.records import Record
+from foretrain.config.hub.keys import MOST_POSITIONS, POSITIONS
 
 LIGER_VERSION = "0.8.2"
 BEFORE_THE_MODEL = ("axolotl", "llama-factory")  # loops that patch classes
@@ -252,3 +253,11 @@ class ModelSource(Record):
     facts: ModelFacts | None  # None: a family whose parts foretrain does not know; its real code can still be traced
     code: bool = False
     adapter: dict[str, object] | None = None
+
+    @property
+    def max_positions(self) -> int:
+        """Return the tokens of the longest row; of tables of positions the first have no token (RoBERTa)."""
+        text = self.config.get("text_config", self.config)
+        sizes = [text.get(name) for name in POSITIONS] if isinstance(text, dict) else []
+        longest = min((size for size in sizes if type(size) is int and size > 0), default=MOST_POSITIONS)
+        return self.facts.max_positions if self.facts else longest // 8 * 8 or longest

@@ -11,6 +11,8 @@ MOST_LAYERS = 256  # the deepest published decoder has 126; each layer of a plan
 MOST_WIDE = 2**20
 MOST_TOKENS = 2**26  # of a vocabulary
 MOST_POSITIONS = 2**31
+POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "max_target_positions")
+POSITIONS = (*POSITIONS, "max_decoder_position_embeddings")
 _SHOWN_CHARACTERS = 40
 
 

@@ -18,6 +18,8 @@ from foretrain.config.presets import ModelPreset, model_named, models
 
 MAX_BYTES = 10 * 2**20  # most have some kilobytes, those with many labels some megabytes
 FOUR_BITS = "bitsandbytes"
+PROCESSOR = "preprocessor_config"  # the key in a config for what lies beside it
+PROCESSORS = (PROCESSOR, "processor_config")  # names of files; the second is that of transformers 5
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -200,7 +202,17 @@ def _of_path(path: Path, followed: int) -> ModelSource:
     if "peft_type" in config and "model_type" not in config:
         return _of_adapter(config, path, followed)
     name = (path.absolute().parent if path.name == _CONFIG else path.with_suffix("")).name
-    return _source(config, name or str(path), str(path))
+    return _source({**config, **_processor_beside(path)}, name or str(path), str(path))
+
+
+def _processor_beside(path: Path) -> dict[str, Any]:
+    """Return what a model's processor of pictures or sound is given, under a key of its own."""
+    for file in (path.with_name(f"{name}.json") for name in PROCESSORS):
+        if file.is_file():
+            read = read_config(file)
+            inner = [read[key] for key in ("image_processor", "feature_extractor") if isinstance(read.get(key), dict)]
+            return {PROCESSOR: inner[0] if inner else read}
+    return {}
 
 
 def _of_adapter(config: dict[str, Any], path: Path, followed: int) -> ModelSource:
@@ -231,7 +243,8 @@ def _of_hub(repository: str) -> ModelSource:
         path = _fetched(hub, repository)
     except Exception as error:  # of the network, missing names and missing rights: the library has a class for each
         raise _of_failure(repository, error) from None
-    return _source(read_config(Path(path)), repository.split("/")[1], f"hf:{repository}")
+    config = {**read_config(Path(path)), **_processor_beside(Path(path))}
+    return _source(config, repository.split("/")[1], f"hf:{repository}")
 
 
 def _fetched(hub: Any, repository: str) -> str:

@@ -11,8 +11,7 @@ from functools import cache
 from pathlib import Path, PurePath
 from typing import Any, BinaryIO, Literal
 
-from foretrain.base.errors import UserError
-from foretrain.base.installation import need_extra
+from foretrain.base.errors import UserError, need_extra
 from foretrain.base.records import Record
 
 Kind = Literal["text", "jsonl", "parquet", "stdin"]

@@ -327,7 +327,7 @@ def notes_of(source: ModelSource, tune: FineTune, gpu: Gpu, others_bytes: int, a
             note("family_traced", model=model)
         if dequantized:
             note("family_dequantized", quantization=dequantized)
-        if not tune.images and "vision_config" in source.config:
+        if "vision_config" in source.config and not any(each.id in ("pictures", "rows") for each in answer.notes):
             note("no_pictures")
         paged = [Note(id="paged_optimizer", values={})] if tune.optim.startswith("paged") else []
         return [*found, *gpu.notes, *paged, *answer.notes]

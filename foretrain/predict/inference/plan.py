@@ -164,7 +164,7 @@ def _notes(facts: ModelFacts, asked: Inference, engine: Engine, gpu: Gpu, *, as_
         low, _, high = (round(rate / 1e9) for rate in host_bytes_per_s(asked))
         values = {"layers": len(host.layers), "of": facts.n_layer, "experts": asked.n_cpu_moe, "low": low, "high": high}
         values |= {"bytes": weights_bytes(facts, host, asked.weights), "kv": cache_bytes(facts, asked, host)}
-        found.append(Note(id="inference_host", values=values))
+        found.append(Note(id="inference_host" if asked.n_cpu_moe else "inference_host_layers", values=values))
     if engine == "llama.cpp" and gpu.kind == "cuda" and not gpu.is_geforce:
         found.append(Note(id="inference_datacentre", values={"gpu": gpu.name}))
     return tuple(found)

@@ -206,7 +206,7 @@ GEFORCE_LOW, GEFORCE_HIGH = 0.75, 1.25
 DERIVED_LOW, DERIVED_HIGH = 0.76, 1.15
 CPU_LOW, CPU_HIGH = 0.45, 2.5
 # Of a CPU's calibration, and of a card's step that `foretrain tune` timed. A card's calibration alone has the range of
-# the catalogue: on the one such card it was no nearer (docs/measured.md).
+# the catalogue: on the one such card it was no nearer (docs/trust.md).
 CALIBRATED_LOW, CALIBRATED_HIGH = 0.88, 1.15
 DISTURBED_LOW, DISTURBED_HIGH = 0.45, 1.5  # other programs slowed the calibration; alone the device is faster
 # Of the expected time where a card waits for its host, of which the catalogue knows nothing. The fast end is an EPYC

@@ -2,13 +2,24 @@
 
 from collections.abc import Sequence
 
-from foretrain.advice.asked import Asked
+from foretrain.advice.asked import QUIET, Asked
 from foretrain.hardware.cluster import Cluster
 from foretrain.predict.memory import REFUSED
 from foretrain.predict.ranks import Change, ClusterPlan, Factor, RankPlan, notes_of_ranks
-from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Row, Screen, Section, Table
+from foretrain.reports.document import (
+    Block,
+    Cell,
+    Document,
+    Message,
+    Paragraph,
+    Quantity,
+    Row,
+    Screen,
+    Section,
+    Table,
+)
 from foretrain.reports.views.lead import assumed_rows, assumptions, lead_of, link, strategy, title
-from foretrain.reports.views.shared import TONES, needs_of_free, verdict_word
+from foretrain.reports.views.shared import TONES, Page, needs_of_free, verdict_word
 from foretrain.reports.views.takes import no_time, speed_source, takes_rows, time_rows
 
 MOST_LINES = 17
@@ -177,6 +188,12 @@ def document(plan: ClusterPlan) -> Document:
         Section(Message("plan.notes"), tuple(_notes(plan))),
     ]
     return Document(Message("plan.title", {"name": plan.name}), subtitle, sections)
+
+
+def page(plan: ClusterPlan) -> Page:
+    made = document(plan)
+    needs = [(strategy(rank), rank.memory, rank.verdict) for rank in shown(plan)]
+    return Page(made, needs, (made.subtitle,), screen=screen(plan, QUIET))
 
 
 def _verdict(plan: ClusterPlan) -> list[Block]:

@@ -6,6 +6,7 @@ from foretrain.analysis.components import Explanation, Line, Sum, TensorGroup
 from foretrain.analysis.snapshot_analysis import Moment, SnapshotAnalysis
 from foretrain.predict.memory import Component
 from foretrain.predict.plan import Plan
+from foretrain.predict.ranks import ClusterPlan, rank_of
 from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
 from foretrain.reports.views.shared import assumed
 
@@ -17,7 +18,8 @@ BECAUSE = {
 CONTEXT_DOUBTS = {"too_little", "too_much", "below"}
 
 
-def document(plan: Plan, explanation: Explanation) -> Document:
+def document(explanation: Explanation, plan: Plan | ClusterPlan) -> Document:
+    plan = rank_of(plan) if isinstance(plan, ClusterPlan) else plan
     worst = explanation.phase
     mode = "compiled" if explanation.compiled else "eager"
     values = {

@@ -4,7 +4,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from foretrain.advice.asked import Asked
+from foretrain.advice.asked import QUIET, Asked
 from foretrain.advice.record import Advice
 from foretrain.analysis.finetune_memory import ExplainedPhase, FineTuneExplanation, LargeTensor
 from foretrain.base.messages import has, listed
@@ -26,15 +26,15 @@ from foretrain.reports.document import (
 from foretrain.reports.views.advice import change_rows, change_text
 from foretrain.reports.views.explain import nvidia_smi, sums_table
 from foretrain.reports.views.generation import part
-from foretrain.reports.views.lead import assumed_rows, lead_of, more_rows, title
+from foretrain.reports.views.lead import assumed_rows, lead_of, more_rows, title, what
 from foretrain.reports.views.memory import phase_bars, phase_table
-from foretrain.reports.views.shared import card_memory, grouped
-from foretrain.reports.views.takes import no_time, speed_source, takes_rows, time_rows
+from foretrain.reports.views.shared import Page, card_memory, grouped
+from foretrain.reports.views.takes import no_time, of_plan, speed_source, takes_rows, time_rows
 
 LARGEST = 4  # groups of memory that are named
 
 
-def screen(plan: FineTunePlan, changes: tuple[Advice, ...], asked: Asked) -> Screen:
+def screen(plan: FineTunePlan, asked: Asked, changes: tuple[Advice, ...] = ()) -> Screen:
     rows = [
         *read_rows(plan),
         *batch_rows(plan),
@@ -102,10 +102,16 @@ def component(plan: FineTunePlan, id: str) -> Message:
 # -- the whole plan --------------------------------------------------------------------------------------------------
 
 
-def document(plan: FineTunePlan, changes: tuple[Advice, ...]) -> Document:
+def document(plan: FineTunePlan, changes: tuple[Advice, ...] = ()) -> Document:
     lead = Section(Message("finetune.verdict"), (*lead_of(plan), *card_memory(plan.gpu)))
     where = Message("finetune.subtitle", {"where": plan.where})
     return Document(title(plan, Asked()), where, [lead, *sections(plan, changes)])
+
+
+def page(plan: FineTunePlan) -> Page:
+    made, needs = document(plan), [(what(plan), plan.memory, plan.verdict)]
+    said, pictures = (made.title, sizes(plan)), [phase_bars(plan, plan.memory)]
+    return Page(made, needs, said, of_plan(plan), pictures, screen(plan, QUIET))
 
 
 def sections(plan: FineTunePlan, changes: tuple[Advice, ...]) -> list[Section]:
@@ -156,7 +162,7 @@ MOST_TENSORS = 12
 MOST_NAMES = 3  # of weights of one size
 
 
-def explain_document(plan: FineTunePlan | InferencePlan, found: FineTuneExplanation) -> Document:
+def explain_document(found: FineTuneExplanation, plan: FineTunePlan | InferencePlan) -> Document:
     """Where the memory goes in each phase, the worst one first, and what nvidia-smi shows of it."""
     worst = next(phase for phase in found.phases if phase.phase == found.phase)
     others = [phase for phase in found.phases if phase is not worst]

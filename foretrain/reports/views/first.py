@@ -21,7 +21,7 @@ from foretrain.reports.views.takes import takes_rows
 LARGEST = 2  # groups of memory that are named
 
 
-def screen(plan: Plan, answer: FirstAnswer, asked: Asked) -> Screen:
+def screen(plan: Plan, asked: Asked, answer: FirstAnswer) -> Screen:
     rows = [*_batch(plan), *_takes_of(plan, answer), *_limits(plan, answer, plan.step)]
     rows += _next(plan, answer, asked)
     rows += [*assumed_rows(plan), *more_rows(plan, asked)]

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from foretrain.advice.asked import Asked
+from foretrain.advice.asked import QUIET, Asked
 from foretrain.advice.record import Advice
 from foretrain.base.messages import has, listed
 from foretrain.config.inference import USUAL_CONTEXT
@@ -13,14 +13,14 @@ from foretrain.reports.document import Cell, Document, Message, Paragraph, Quant
 from foretrain.reports.views.advice import change_rows, change_text
 from foretrain.reports.views.explain import sums_table
 from foretrain.reports.views.lead import lead_of, title
-from foretrain.reports.views.shared import card_memory
+from foretrain.reports.views.shared import Page, card_memory
 
 MODELS = 20  # of a card's table without --full
 SHOWN = 3  # formats of the first screen
 SHARED = ("inference_layer", "inference_tensor")  # notes that say how cards share the model
 
 
-def screen(plan: InferencePlan, changes: tuple[Advice, ...], asked: Asked) -> Screen:
+def screen(plan: InferencePlan, asked: Asked, changes: tuple[Advice, ...] = ()) -> Screen:
     parts = _memory(plan)
     shared = [note for note in plan.notes if note.id in SHARED]
     rows = [Row(Message("inference.label.cards"), Message(f"note.{note.id}", note.values)) for note in shared]
@@ -93,6 +93,12 @@ def document(plan: InferencePlan, changes: tuple[Advice, ...] = ()) -> Document:
     ]
     sections.append(Section(Message("finetune.notes"), tuple(said)))
     return Document(title(plan, Asked()), Message("finetune.subtitle", {"where": plan.where}), sections)
+
+
+def page(plan: InferencePlan) -> Page:
+    made = document(plan)
+    needs = [(Message("first.said", {"text": plan.asked.weights}), plan.memory, plan.verdict)]
+    return Page(made, needs, (made.title,), screen=screen(plan, QUIET))
 
 
 def _memory(plan: InferencePlan) -> list[str]:

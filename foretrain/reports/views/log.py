@@ -26,10 +26,10 @@ from foretrain.reports.document import (
 )
 from foretrain.reports.views import curves as curves_view
 from foretrain.reports.views import outlook as outlook_view
-from foretrain.reports.views import plan as plan_view
 from foretrain.reports.views.curves import loss_unit
 from foretrain.reports.views.memory import phase_bars, verdicts
 from foretrain.reports.views.run_explain import out_of_memory, remedy_blocks
+from foretrain.reports.views.takes import figures_of
 from foretrain.reports.views.trainer_run import change_blocks
 from foretrain.runs.formats import FORMATS
 from foretrain.runs.record import WatchedCard, WatchedRun
@@ -120,7 +120,7 @@ def _figures(explained: LogExplanation) -> Figures:
             ("memory", Quantity(held, "bytes") if held else None, measured),
             ("energy", Quantity(joules, "energy") if joules else None, measured),
         ]
-    return plan_view.row(items)
+    return figures_of(items)
 
 
 Rows = list[tuple[Cell, ...]]

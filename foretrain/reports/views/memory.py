@@ -1,7 +1,7 @@
 """The memory of a plan: whether it fits, what each phase needs, every byte of the highest, and pictures of all that."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from foretrain.base.messages import listed
 from foretrain.config.families import family_of
@@ -9,7 +9,6 @@ from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.memory import PhaseMemory, RunMemory
 from foretrain.predict.plan import Plan
 from foretrain.predict.step_moments import MomentMemory, StepMoments
-from foretrain.predict.trace.memory import Exact
 from foretrain.reports.document import (
     Bar,
     Block,
@@ -23,7 +22,8 @@ from foretrain.reports.document import (
     Table,
 )
 from foretrain.reports.views.explain import sums_table
-from foretrain.reports.views.shared import GROUPS, TONES, grouped, verdict_word, why_not
+from foretrain.reports.views.lead import lead_of
+from foretrain.reports.views.shared import GROUPS, TONES, grouped, verdict_word
 
 if TYPE_CHECKING:  # in a browser there is no training
     from foretrain.runs.record import MeasuredMemory
@@ -31,64 +31,22 @@ if TYPE_CHECKING:  # in a browser there is no training
 Parts = tuple[tuple[str, int], ...]
 
 
-# -- does it fit ---------------------------------------------------------------------------------------------
-
-
 def _mode(memory: RunMemory) -> str:
     return "compiled" if memory.compiled else "eager"
 
 
 def sentences(plan: Plan) -> tuple[Block, ...]:
+    """Return the verdict of each trainer's step."""
     blocks: list[Block] = []
     for memory in plan.memories:
-        verdict = plan.verdict_of(memory.step)
-        exact = plan.exact_of(memory.step)
-        if exact is not None:
-            blocks.append(Paragraph(_exact_verdict(plan, exact, verdict), TONES[verdict]))
-            expandable = exact.smallest_limit_expandable_bytes
-            if verdict != "fits" and expandable < 0.98 * exact.smallest_limit_bytes:
-                lives = {"lives": expandable + memory.context.expected_bytes, "step": Message(f"step.{memory.step}")}
-                blocks.append(Paragraph(Message("verdict_exact.expandable", lives)))
-            continue
-        phase = memory.neediest
-        id = f"verdict.{verdict or 'unknown'}"
-        beside = ".beside" if plan.used_by_others_bytes and verdict else ".alone" if verdict else ""
-        values = _verdict_values(plan, memory, phase)
-        blocks.append(Paragraph(Message(id + beside, values), TONES[verdict]))
+        lead, exact = lead_of(plan.model_copy(update={"step": memory.step}))[0], plan.exact_of(memory.step)
+        said = Message("plan.verdict_of", {"step": step_mode(memory), "verdict": lead.message})
+        blocks.append(replace(lead, message=said))
+        expandable = exact.smallest_limit_expandable_bytes if exact else 0
+        if exact is not None and memory.verdict != "fits" and expandable < 0.98 * exact.smallest_limit_bytes:
+            lives = {"lives": expandable + memory.context.expected_bytes, "step": Message(f"step.{memory.step}")}
+            blocks.append(Paragraph(Message("plan.expandable", lives)))
     return tuple(blocks)
-
-
-def _verdict_values(plan: Plan, memory: RunMemory, phase: PhaseMemory) -> dict[str, Any]:
-    low, expected, high = phase.needed_span
-    return {
-        "step": Message(f"step.{memory.step}"),
-        "mode": Message(f"mode.{_mode(memory)}").text(),
-        "phase": Message(f"phase.{phase.phase}"),
-        "moment": Message(f"moment.{phase.moment}"),
-        "low": low,
-        "expected": expected,
-        "high": high,
-        "available": plan.available_bytes or 0,
-        "others": plan.used_by_others_bytes,
-        "why": why_not(memory, plan.gpu),
-    }
-
-
-def _exact_verdict(plan: Plan, exact: Exact, verdict: str | None) -> Message:
-    memory, death = exact.memory, exact.death
-    values = _verdict_values(plan, memory, memory.neediest)
-    values |= {
-        "lives": exact.smallest_limit_bytes + exact.memory.context.expected_bytes,
-        "room": Message("room.beside" if plan.used_by_others_bytes else "room.alone", dict(values)),
-    }
-    if death is not None and verdict != "does_not_run":
-        there = {
-            "allowed": death.limit_bytes, "phase": Message(f"phase.{death.phase}"),
-            "moment": Message(f"moment.{death.moment}"), "requested": death.requested_bytes,
-            "allocated": death.allocated_bytes, "reserved": death.reserved_bytes,
-        }  # fmt: skip
-        values |= there
-    return Message(f"verdict_exact.{verdict or 'unknown'}", values)
 
 
 def phase_table(memory: RunMemory, head: Message, *, reserved: bool) -> Table:

@@ -21,10 +21,11 @@ from foretrain.reports.document import (
 from foretrain.reports.views import agreement as agreement_view
 from foretrain.reports.views import curves as curves_view
 from foretrain.reports.views import outlook as outlook_view
-from foretrain.reports.views import plan, run_explain
+from foretrain.reports.views import run_explain
 from foretrain.reports.views import run_explain as ranks_view
 from foretrain.reports.views.memory import phase_bars
 from foretrain.reports.views.runs import STATUS_TONES
+from foretrain.reports.views.takes import figures_of
 from foretrain.runs.record import TrainedRun
 
 LEAST_MONEY = 0.005  # less is not worth a figure
@@ -192,7 +193,7 @@ def _figures(facts: RunFacts) -> Figures:
         ("data_wait", Quantity(record.data_wait_s, "duration") if record.data_wait_s else None, measured),
         *_spent(facts),
     ]  # fmt: skip
-    return plan.row(found)
+    return figures_of(found)
 
 
 def _spent(facts: RunFacts) -> list[tuple[str, Cell | None, Cell]]:

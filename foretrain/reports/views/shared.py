@@ -1,8 +1,8 @@
 """What several views say alike: what a plan assumed, where its times come from, why a larger micro-batch needs less."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from foretrain.base.errors import UserError
 from foretrain.hardware.catalogue import Gpu
@@ -14,7 +14,7 @@ from foretrain.predict.memory import FAILING, Component, RunMemory, Verdict
 from foretrain.predict.plan import Plan
 from foretrain.predict.ranks import ClusterPlan
 from foretrain.predict.within import Within
-from foretrain.reports.document import Block, Cell, Message, Paragraph
+from foretrain.reports.document import Block, Cell, Document, Figures, Message, Paragraph, Picture, Screen
 
 # Components are shown in these groups, so that a bar has a handful of colours; order is from the bottom of a bar.
 GROUPS = {
@@ -35,6 +35,18 @@ GROUP_ORDER = (
 TONES = {
     "fits": "good", "tight": "warn", "may_not_fit": "warn", "does_not_fit": "bad", "does_not_run": "bad", None: "plain",
 }  # fmt: skip
+
+
+class Page(NamedTuple):
+    """What the page draws of a plan. `needs`: name, memory and verdict of each step or strategy; `said`: beside the
+    title; `screen`: the first one of the terminal, where its table and lines stand on the page."""
+
+    document: Document
+    needs: Sequence[tuple[Message, RunMemory, str | None]]
+    said: tuple[Message, ...]
+    figures: Figures = Figures(())
+    pictures: Sequence[Picture] = ()
+    screen: Screen | None = None
 
 
 def verdict_word(verdict: str | None) -> Cell:

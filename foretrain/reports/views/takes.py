@@ -1,8 +1,10 @@
 """What a run of any kind takes: its time, energy and money, in lines of a first screen or as the rows of a table."""
 
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 
-from foretrain.base.messages import listed
+from foretrain.base.messages import format_value, listed
+from foretrain.base.units import Span
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.finetune.plan import FineTunePlan
@@ -12,7 +14,7 @@ from foretrain.predict.ranks import ClusterPlan
 from foretrain.predict.spec import StepName
 from foretrain.predict.speed.time import Range
 from foretrain.predict.timing import NO_TIME, Prices, Spending, Timing
-from foretrain.reports.document import Cell, Message, Quantity, Row
+from foretrain.reports.document import Cell, Figure, Figures, Message, Quantity, Row
 from foretrain.reports.views.shared import uncalibrated
 
 Trained = Plan | ClusterPlan | FineTunePlan
@@ -238,5 +240,68 @@ def duration(took: Range) -> Message:
     return Message("value.duration_range", {"low": took.low_s, "expected": took.expected_s, "high": took.high_s})
 
 
-def _span(took: Range) -> tuple[float, float, float]:
+def _span(took: Range) -> Span:
     return took.low_s, took.expected_s, took.high_s
+
+
+# -- figures of a report ------------------------------------------------------------------------------------------
+
+
+def figures_of(items: Iterable[tuple[str, Cell | None, Cell]]) -> Figures:
+    """(id, value, source) of each; those that nothing is known of are left out."""
+    return Figures(
+        tuple(Figure(Message(f"figure.{id}"), value, source) for id, value, source in items if value is not None)
+    )
+
+
+def of_plan(plan: Plan | FineTunePlan) -> Figures:
+    bounded = isinstance(plan, FineTunePlan) and plan.bound != "exact"
+    found = [] if bounded else [_ranged("memory_needed", plan.needs.neediest.needed_span, "bytes", plan.needs.source)]
+    if plan.available_bytes is not None:
+        free = Quantity(plan.available_bytes, "bytes")
+        found.append(Figure(Message("figure.available"), free, plan.gpu.name))
+    if (timing := plan.timing) is not None:
+        found += _times(timing) + (_spent(timing, timing.source, timing.prices.currency) if timing.total_s else [])
+    if isinstance(plan, Plan) and plan.work.tokens:
+        tokens, source = Quantity(plan.work.tokens, "count"), Message("source_name.config")
+        found.append(Figure(Message("figure.tokens"), tokens, source))
+    return Figures(tuple(found))
+
+
+def _times(timing: Timing) -> list[Figure]:
+    run = [_ranged("wall", _span(timing.length_s), "duration", timing.source)] if timing.total_s else []
+    if timing.steps == 0:
+        return run
+    step = _span(timing.step_s)
+    speed = _ranged("speed", _per_step(timing.tokens_per_s, step), "number", timing.source)
+    found = [_ranged("step", step, "duration", timing.source), *run, speed]
+    if timing.mfu:
+        found.append(_ranged("mfu", _per_step(timing.mfu, step), "percent", timing.source))
+    return found
+
+
+def _per_step(value: float, step_s: Span) -> Span:
+    low, expected, high = step_s
+    return value * expected / high, value, value * expected / low
+
+
+def _spent(timing: Spending, source: str, currency: str) -> list[Figure]:
+    found = []
+    if joules := timing.energy_expected_j:
+        span = (timing.energy_low_j or joules, joules, timing.energy_high_j or joules)
+        found.append(_ranged("energy", span, "energy", source))
+    if money := timing.money():
+        low, amount, high = money
+        said = Message("value.amount", {"amount": amount, "currency": currency})
+        found.append(Figure(Message("figure.cost"), said, source, _ends(low, high, "money")))
+    return found
+
+
+def _ranged(id: str, span: Span, format: str, source: str) -> Figure:
+    low, expected, high = span
+    return Figure(Message(f"figure.{id}"), Quantity(expected, format), source, _ends(low, high, format))
+
+
+def _ends(low: float, high: float, format: str) -> Cell:
+    ends = {"low": format_value(low, format), "high": format_value(high, format)}
+    return Message("value.low_to_high", ends) if ends["low"] != ends["high"] else ""

@@ -82,7 +82,7 @@ def _trials(found: Tuning) -> Table:
             (
                 _named(trial, found) + (" " + say("tune.given") if trial.given else ""),
                 f"{trial.tokens_per_s:,.0f}" if trial.tokens_per_s else "–",
-                f"{half * 100:.1f} %" if half is not None else "–",
+                f"{half * 100:.1f}%" if half is not None else "–",
                 Quantity(trial.step_s, "duration"),
                 Quantity(trial.predicted_s, "duration"),
                 Quantity(trial.peak_bytes, "bytes"),

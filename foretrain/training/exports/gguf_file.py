@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from foretrain.base.errors import UserError
-from foretrain.base.installation import need_extra
+from foretrain.base.errors import UserError, need_extra
 from foretrain.config.families import family_of
 from foretrain.config.options import RunConfig
 from foretrain.data.hf_tokenizer import keys_of

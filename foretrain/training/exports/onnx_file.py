@@ -7,8 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from foretrain.base.errors import UserError
-from foretrain.base.installation import need_extra
+from foretrain.base.errors import UserError, need_extra
 from foretrain.config.options import RunConfig
 from foretrain.data.hf_tokenizer import files_of
 from foretrain.model.language_model import LanguageModel, make_model

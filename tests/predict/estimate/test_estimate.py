@@ -209,7 +209,7 @@ def test_nanogpt_eager_equals_the_published_trace(batch: int, accumulation: int,
 )  # fmt: skip
 def test_other_shapes_equal_the_published_trace(shape: dict[str, int], gib: float) -> None:
     found = ledger(RunConfig.model_validate(shape), step="nanogpt").phase("steady_step").allocated_bytes / GIB
-    assert found == pytest.approx(gib, rel=0.012)  # the trace's rounding and unsplit remainders: up to 1.1 %
+    assert found == pytest.approx(gib, rel=0.012)  # the trace's rounding and unsplit remainders: up to 1.1%
 
 
 def test_timeline_of_the_published_trace() -> None:
@@ -292,7 +292,7 @@ def compiled_errors(trace: dict[str, Any], found: RunMemory) -> list[float]:
 
 
 def test_most_compiled_peaks_are_exact() -> None:
-    """Four of five to 0.1 %, though nothing is fitted: the graph is traced from the model and cut as PyTorch cuts it."""
+    """Four of five to 0.1%, though nothing is fitted: the graph is traced from the model and cut as PyTorch cuts it."""
     errors = [
         abs(error)
         for trace in COMPILED

@@ -1,6 +1,6 @@
 """What a step takes that is replayed as one CUDA graph: the estimate beside the trace, which runs the recording itself.
 
-That the trace is right was seen beside PyTorch's CUDA build (tests/cuda_build/trainer.py) and an H100 (docs/measured.md).
+That the trace is right was seen beside PyTorch's CUDA build (tests/cuda_build/trainer.py) and an H100 (docs/trust.md).
 """
 
 from typing import Any
@@ -42,7 +42,7 @@ def traced(**changes: Any) -> Trace:
 def assert_alike(*, compiled: bool = False, **changes: Any) -> None:
     ours = {phase.phase: phase for phase in predict(spec_of(compiled=compiled, **changes)).phases}
     theirs = {phase.phase: phase for phase in replay(traced(compiled=compiled, **changes)).phases}
-    for name in PHASES[compiled:]:  # compiled, a first evaluation of small models is 8 % off without a graph, too
+    for name in PHASES[compiled:]:  # compiled, a first evaluation of small models is 8% off without a graph, too
         close = 0.015 if compiled else 0.01
         assert ours[name].allocated_bytes == pytest.approx(theirs[name].allocated_bytes, rel=close)
         assert ours[name].reserved_bytes == pytest.approx(theirs[name].reserved_bytes, rel=0.04)

@@ -75,7 +75,7 @@ def test_the_kernel_for_masks_takes_what_its_authors_wrote() -> None:
     [
         *((name, options) for name, options, _ in TRACED),
         pytest.param("gpt2", {**PLAIN, "method": "lora"}, marks=pytest.mark.xfail(
-            strict=True, reason="3.4 % low: Inductor orders backward of its written-out GELU otherwise")),
+            strict=True, reason="3.4% low: Inductor orders backward of its written-out GELU otherwise")),
         ("phi3", {**LORA, "lora_dropout": 0.05}), ("olmo2", PLAIN),
         ("smollm3", {"method": "lora", "dtype": "float16", "amp": "fp16", "grad_accum": 2}), ("phi", FULL),
         ("gpt_bigcode", LORA), ("llama tied", {**FULL, "grad_accum": 2}),

@@ -175,7 +175,7 @@ def traced(name: str, tune: FineTune, monkeypatch: pytest.MonkeyPatch) -> dict[s
 
 
 def agree(name: str, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
-    """Within 0.2 % in both phases: the estimate knows nothing of the trace."""
+    """Within 0.2% in both phases: the estimate knows nothing of the trace."""
     tune = FineTune.model_validate({"dtype": "bfloat16", "batch_size": 2, "seq_len": 256, **options})
     found = {p.phase: p.allocated_bytes for p in estimated(facts(name), tune, find_gpu(CARD)).memory.phases}
     expected = traced(name, tune, monkeypatch)
@@ -271,7 +271,7 @@ def test_the_norm_of_a_weight_that_is_turned_takes_parts() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("amp", ["no", "bf16"])
 def test_a_published_model_in_4_bits_agrees_with_its_trace(amp: str) -> None:
-    """The case in which QLoRA was once estimated 5.5 % too low."""
+    """The case in which QLoRA was once estimated 5.5% too low."""
     pytest.importorskip("bitsandbytes")
     sizes = {"batch_size": 1, "eval_batch_size": 1, "seq_len": 1024, "gradient_checkpointing": True}
     agree_in_all_phases(dict(models()["qwen3-0.6b"].config), method="qlora", amp=amp, **sizes)

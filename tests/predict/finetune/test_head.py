@@ -32,7 +32,7 @@ def planned(name: str, **options: Any) -> FineTunePlan:
 
 
 def agree(name: str, options: dict[str, Any]) -> None:
-    """Each phase within 0.3 %."""
+    """Each phase within 0.3%."""
     found = planned(name, **options)
     source = text_source(json.dumps(small(name, vocab_size=4096)), "config.json", name)
     traced = exact_finetune(source, found.tune, found.gpu, found.available_bytes, lambda state: None, None).memory

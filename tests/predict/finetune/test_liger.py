@@ -79,7 +79,7 @@ MODULES = [f"{part}_proj" for part in ("q", "k", "v", "qkv", "o", "gate", "up", 
 
 
 def assert_forecast_with_liger(model: Any, folder: Path, **changes: Any) -> None:
-    """What PyTorch's own allocator did in transformers' Trainer, within 0.3 % in each phase."""
+    """What PyTorch's own allocator did in transformers' Trainer, within 0.3% in each phase."""
     changes = dict(changes)
     if changes.pop("method", "full") == "lora":
         model = peft.get_peft_model(model, peft.LoraConfig(r=8, target_modules=MODULES, task_type="CAUSAL_LM"))

@@ -16,8 +16,7 @@ from foretrain.advice.cards import Candidate, chosen, compared
 from foretrain.analysis.finetune_memory import explain
 from foretrain.base.errors import ExitCode, UserError
 from foretrain.base.quantities import Limit, parse_limit
-from foretrain.config.finetune.asked import how_chosen, is_asked
-from foretrain.config.finetune.read import read_finetune
+from foretrain.config.finetune.read import how_chosen, is_asked, read_finetune
 from foretrain.config.hub.source import text_source
 from foretrain.config.presets import model_named
 from foretrain.predict.finetune.plan import FineTunePlan, replanned

@@ -16,7 +16,7 @@ pytest.importorskip("transformers", minversion="5")
 pytest.importorskip("peft")
 pytest.importorskip("PIL")
 
-from foretrain.predict.trace.finetune.pictures import pictures_of
+from foretrain.predict.trace.finetune.inputs import inputs_of
 from tests.kit import finetune_proof as proof
 
 TEXT = {
@@ -71,9 +71,12 @@ def tune_of(**options: Any) -> FineTune:
 def test_tokens_of_a_picture_are_counted_as_the_model_does(model_type: str, tokens: int) -> None:
     tune = tune_of(image_size=1024, seq_len=10_000)
     with proof.fresh():
-        found = pictures_of(CONFIGS[model_type], tune)
+        found = inputs_of(CONFIGS[model_type], tune)
+        assert found is not None
         assert found.tokens == tokens
-        assert pictures_of(CONFIGS[model_type], tune.model_copy(update={"images": 3})).tokens == 3 * tokens
+        more = inputs_of(CONFIGS[model_type], tune.model_copy(update={"images": 3}))
+        assert more is not None
+        assert more.tokens == 3 * tokens
 
 
 @pytest.mark.slow

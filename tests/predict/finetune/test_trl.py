@@ -104,7 +104,7 @@ def a_tokenizer() -> Any:
 
 
 def assert_forecast(model: Any, folder: Path, *, lora: bool = False, **changes: Any) -> None:
-    """What PyTorch's own allocator did in TRL's SFTTrainer, within 0.3 % in each phase."""
+    """What PyTorch's own allocator did in TRL's SFTTrainer, within 0.3% in each phase."""
     parts = {"seq_lengths": [LENGTH // 2] * 2} if changes.get("packing") else {}
     rows = [{"input_ids": Samples(32)[i]["input_ids"].tolist(), **parts} for i in range(32)]
     given = {

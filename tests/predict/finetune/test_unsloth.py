@@ -75,7 +75,7 @@ def test_the_package_of_the_test_trains_as_transformers_does(name: str, adapters
 
 
 def assert_forecast(name: str, folder: Path, *, adapters: bool = True, to_host: bool = False, **changes: Any) -> None:
-    """What PyTorch's own allocator did in transformers' Trainer, within 0.3 % in each phase."""
+    """What PyTorch's own allocator did in transformers' Trainer, within 0.3% in each phase."""
     length = changes.pop("length", 64)
     model = built(name, **changes.pop("sizes", {})).to(torch.bfloat16)
     model = with_adapters(model) if adapters else model

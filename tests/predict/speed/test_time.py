@@ -48,13 +48,13 @@ def test_the_first_step_and_the_end_are_said() -> None:
     """Compilation shows in the first step; nanoGPT logged 32 s for it, with the evaluation before step 0."""
     made = plan(case("b1"), RTX_4070)
     shown = Console(file=io.StringIO(), width=200)
-    text.render(plan_view.document(made, datetime(2026, 1, 1)), shown)
+    text.render(plan_view.document(made, now=datetime(2026, 1, 1)), shown)
     lines = shown.file.getvalue()  # type: ignore[attr-defined]
     assert "of it compilation" in lines
     end = datetime(2026, 1, 1) + timedelta(seconds=made.timing.total_s.expected_s)
     assert f"{end:%Y-%m-%d %H:%M} (" in lines
     endless = plan(case("b1").model_copy(update={"max_iters": 10**10}), RTX_4070)
-    text.render(plan_view.document(endless, datetime(2026, 1, 1)), shown)
+    text.render(plan_view.document(endless, now=datetime(2026, 1, 1)), shown)
 
 
 def test_case_d_is_forecast_within_a_fifth_and_above_the_bound() -> None:
@@ -249,7 +249,7 @@ def _over_kernels(config: RunConfig, time_of: Any) -> float:
 
 
 def test_steps_are_corrected_by_the_reference_of_their_size() -> None:
-    """One large reference foretold a small model's step 19 % too quick: threads that wait for each other were missed."""
+    """One large reference foretold a small model's step 19% too quick: threads that wait for each other were missed."""
     assert _over_kernels(SMALL_STEP, step_time) == pytest.approx(3.0)
     assert _over_kernels(LARGE_STEP, step_time) == pytest.approx(1.0)
     between = _over_kernels(SMALL_STEP.model_copy(update={"n_embd": 256, "batch_size": 8}), step_time)

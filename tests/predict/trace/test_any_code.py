@@ -250,7 +250,7 @@ def test_what_the_sentences_advise_can_be_traced() -> None:
 )
 def test_compiled_optimizer_takes_what_the_cuda_build_takes(name: str, first: int, steady: int) -> None:
     """Its updates are one kernel without temporaries, 2 MiB less than uncompiled; the first one's clones are SGD's peak.
-    Figures: torch.cuda.max_memory_allocated of PyTorch's CUDA build (docs/cuda-truth.md)."""
+    Figures: torch.cuda.max_memory_allocated of PyTorch's CUDA build (tests/cuda_build/README.md)."""
 
     def code(on: Tracing) -> None:
         layers = nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 512)).cuda()
@@ -541,7 +541,7 @@ def test_rms_norm_is_one_kernel_where_torch_has_one() -> None:
 @pytest.mark.parametrize(("name", "inside"), [("silu", 0), ("mish", 0), ("softmax", 1)])
 def test_backward_passes_take_what_the_card_takes(name: str, inside: int) -> None:
     """A CPU build takes those of silu and mish apart; that of softmax makes gradient times output (SoftMax.cu). Both as
-    PyTorch's CUDA build allocates, and as recorded on an A100 (docs/accuracy.md, single operations)."""
+    PyTorch's CUDA build allocates, and as recorded on an A100 (docs/trust.md, single operations)."""
     call = {"silu": F.silu, "mish": F.mish, "softmax": lambda x: F.softmax(x, -1)}[name]
 
     def code(on: Tracing) -> None:

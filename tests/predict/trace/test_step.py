@@ -154,7 +154,7 @@ def test_compiled_case_a_equals_the_published_trace() -> None:
     ids=str,
 )
 def test_compiled_with_a_chunked_loss(knobs: dict[str, int]) -> None:
-    """The loop over chunks is the same code in both sources, so the ledger meets a compiled step to 0.1 %."""
+    """The loop over chunks is the same code in both sources, so the ledger meets a compiled step to 0.1%."""
     config = RunConfig(
         n_layer=2, n_head=4, n_embd=256, block_size=256, batch_size=8, gradient_accumulation_steps=2, **knobs
     )
@@ -214,7 +214,7 @@ def test_bias_is_summed_after_its_layers_recomputed_input() -> None:
 
 
 def agree(config: RunConfig, dtype: str, step: str) -> None:
-    """Every phase within 0.5 %; at its highest every component within 1 %: two ways to the same number. Without a graph,
+    """Every phase within 0.5%; at its highest every component within 1%: two ways to the same number. Without a graph,
     whose pool adds instants of nearly the same height (estimate/test_graph_memory.py)."""
     config = config.model_copy(update={"cuda_graph": "off"})
     found, expected = traced(config, dtype, step), ledger(config, dtype, step)
@@ -235,7 +235,7 @@ def agree(config: RunConfig, dtype: str, step: str) -> None:
 
 
 def by_instant(trace: Trace) -> dict[str, list[Counter[str]]]:
-    """For each phase, what is alive by component at every instant within 0.5 % (or 64 KiB) of its peak."""
+    """For each phase, what is alive by component at every instant within 0.5% (or 64 KiB) of its peak."""
     alive, total = Counter[str](), 0
     highest = {phase: peak for phase, (peak, _) in trace.peaks().items()}
     found: dict[str, list[Counter[str]]] = {}

@@ -28,7 +28,7 @@ def embedding(vocabulary: int, tokens: int, width: int) -> list[Step]:
 
 
 def test_embeddings_sum_rows_after_their_result_is_there() -> None:
-    """The order decides what is reserved: with the buffers before the result a run of 124M was 13 % too low."""
+    """The order decides what is reserved: with the buffers before the result a run of 124M was 13% too low."""
     n = 32768
     assert embedding(1013, 3072, 240) == [Result(0)]
     assert embedding(1013, 4096, 240) == [

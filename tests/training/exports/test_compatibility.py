@@ -22,7 +22,7 @@ from foretrain.config.options import RunConfig
 from foretrain.config.resolve import from_values, resolve
 from foretrain.config.shape import ModelShape
 from foretrain.data import hf_tokenizer
-from foretrain.data.batches import TokenFile, evaluation_batches, train_batches
+from foretrain.data.batches import TokenFile, evaluation_batches
 from foretrain.data.dataset import read_info
 from foretrain.data.tokenizer import BpeTokenizer, ByteTokenizer, CharTokenizer, Gpt2Tokenizer, Tokenizer
 from foretrain.model import foreign
@@ -31,6 +31,7 @@ from foretrain.model.step import build, evaluation_loss, learning_rate
 from foretrain.runs.folder import RunDirectory
 from foretrain.training import checkpoint, starting
 from foretrain.training.exports.source import export
+from tests.kit.batches import train_batches
 from tests.kit.command import foretrain, refused
 from tests.kit.nanogpt import held_by_nanogpt, reference_loss, trained_model, write_ckpt
 from tests.kit.tiny import TINY, tiny, write_dataset

@@ -12,7 +12,7 @@ from foretrain.config.finetune.formats.format import (
 )
 from foretrain.config.finetune.formats.sharding import shards
 from foretrain.config.finetune.table import KINDS, Table, known_keys
-from foretrain.config.values import flag
+from foretrain.config.words import flag
 
 _FLAGS = {"flash_attention": "flash_attention_2", "flash_attn": "flash_attention_2", "sdp_attention": "sdpa",
           "eager_attention": "eager"}  # fmt: skip

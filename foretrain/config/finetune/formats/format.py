@@ -7,7 +7,7 @@ from typing import Any
 from foretrain.base.errors import UserError
 from foretrain.config.finetune.formats.sharding import shards
 from foretrain.config.finetune.table import Table
-from foretrain.config.values import flag
+from foretrain.config.words import flag
 
 
 @dataclass(frozen=True)

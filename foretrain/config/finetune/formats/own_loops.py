@@ -14,7 +14,7 @@ from foretrain.base.errors import UserError
 from foretrain.config.finetune.formats.format import Format, attention, checkpointing, method_of, targets, training
 from foretrain.config.finetune.formats.sharding import shards
 from foretrain.config.finetune.table import Table, known_keys, rows_of
-from foretrain.config.values import flag
+from foretrain.config.words import flag
 
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 _OWNERS = {  # of the repositories that litgpt names without them

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from foretrain.base.errors import UserError
-from foretrain.config.finetune.options import OPTION_OF
+from foretrain.config.finetune.options import OPTION_OF, TRAININGS
 from foretrain.config.finetune.table import FileSettings, known_keys
 from foretrain.config.nanogpt_file import Unsupported, evaluate
 
@@ -16,14 +16,7 @@ _CALLS = ("get_peft_model", "SFTConfig", "TrainingArguments", "UnslothTrainingAr
           "BitsAndBytesConfig", "SFTTrainer", "UnslothTrainer", "Seq2SeqTrainingArguments",
           "SentenceTransformerTrainingArguments")  # fmt: skip
 _TRAINING_CALLS = {*_CALLS} - {"BitsAndBytesConfig"}
-# What a trainer is for, by the class of its config or its own: DPOConfig, DPOTrainer.
 _TRAINER = re.compile(r"(\w+?)(Config|Trainer)")
-_TRAININGS = {
-    "SFT": "sft", "DPO": "dpo", "KTO": "kto", **dict.fromkeys(("OnlineDPO", "XPO", "NashMD", "BCO"), "preference"),
-    "ORPO": "orpo", "CPO": "cpo", "GRPO": "grpo", "RLOO": "rloo", "PPO": "ppo", "PPOv2": "ppo", "Reward": "reward",
-    "PRM": "token_classification", "GKD": "distillation", "MiniLLM": "distillation", "SDFT": "distillation",
-    "SentenceTransformer": "embedding",
-}  # fmt: skip
 _NO_TRAINING = ("Model", "Script", "Judge")  # of TRL's configs
 # What a model's class is for, by the end of its name: AutoModelForSequenceClassification.
 _HEAD = re.compile(r"(?:Auto(?:Peft)?Model|[A-Z]\w*?)For(\w+)")
@@ -247,7 +240,7 @@ class _Script:
             return
         if trainer and self._trains(trainer):
             self.called.add(name)
-            self.trainings.add(_TRAININGS.get(trainer[1], "unknown"))
+            self.trainings.add(TRAININGS.get(trainer[1], "unknown"))
         for keyword in self._keywords(call):
             if name in _MODELS and keyword.arg in _NAMES_OF_MODEL:
                 continue
@@ -296,7 +289,7 @@ class _Script:
         """Whether a class is a trainer's or its config: one that is known, or any other of TRL's."""
         if trainer is None or trainer[1] in _NO_TRAINING:
             return False
-        return trainer[1] in _TRAININGS or trainer[0] in self.of_trl
+        return trainer[1] in TRAININGS or trainer[0] in self.of_trl
 
     def _load(self, call: ast.Call, owner: str, head: str) -> None:
         self.called.add(owner)

@@ -7,7 +7,7 @@ from typing import Any
 
 from foretrain.config.finetune.table import Table
 from foretrain.config.finetune.yaml_file import read_text_of, table_of
-from foretrain.config.values import flag
+from foretrain.config.words import flag
 
 OFF = (None, False, "", [], {})
 

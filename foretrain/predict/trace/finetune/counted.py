@@ -15,7 +15,7 @@ from transformers import DynamicCache
 from transformers.initialization import no_init_weights
 
 from foretrain.config.finetune.options import FineTune
-from foretrain.config.hub.keys import MOST_POSITIONS
+from foretrain.config.hub.keys import MOST_POSITIONS, POSITIONS
 from foretrain.predict.trace.finetune.drive import quiet
 from foretrain.predict.trace.finetune.standins import config_of, kind_of
 from foretrain.predict.trace.record import Trace
@@ -24,7 +24,6 @@ from foretrain.predict.trace.traced import StandInError
 # Texts that are read: caches grow evenly between the longer two, and no window is shorter than the first.
 SHORT, LONG, LONGER = 2, 258, 514
 STATES = ("conv_states", "recurrent_states")  # of linear attention
-POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts")
 TAKEN = ("num_experts_per_tok", "experts_per_token", "num_experts_per_token", "num_selected_experts", "top_k_experts")
 TAKEN = (*TAKEN, "moe_topk", "moe_top_k", "moe_k")

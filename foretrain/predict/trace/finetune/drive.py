@@ -32,6 +32,7 @@ from transformers.utils import logging
 from foretrain.config.finetune.arguments import adapter_arguments, trainer_arguments
 from foretrain.config.finetune.options import FineTune
 from foretrain.config.hub.facts import LIGER_FAMILIES, Liger
+from foretrain.config.hub.keys import POSITIONS
 from foretrain.config.sharing import Sharing
 from foretrain.hardware.catalogue import Gpu
 from foretrain.model.hub.liger import FusedLoss, cross_entropy, gated_product, rms_norm, rotary
@@ -40,10 +41,10 @@ from foretrain.predict.finetune.program import CONVERTED_BACK, widens
 from foretrain.predict.finetune.ranks import Weight
 from foretrain.predict.trace import ranks
 from foretrain.predict.trace.card.patches import Patches
-from foretrain.predict.trace.finetune import layers, pictures, standins, unsloth
-from foretrain.predict.trace.finetune.pictures import Pictures
+from foretrain.predict.trace.finetune import standins, unsloth
+from foretrain.predict.trace.finetune.inputs import Inputs, inputs_of
 from foretrain.predict.trace.finetune.standins import loaded
-from foretrain.predict.trace.growth import grown
+from foretrain.predict.trace.growth import cuts, grown, shortened
 from foretrain.predict.trace.kernels.values import raised_at
 from foretrain.predict.trace.kernels.work import Work
 from foretrain.predict.trace.names import Names
@@ -230,7 +231,7 @@ class Run:
     work: Work = field(default_factory=Work)  # of the second step
     counts: dict[str, Any] = field(default_factory=dict)
     shared: list[Weight] = field(default_factory=list)
-    pictures: Pictures | None = None
+    inputs: Inputs | None = None
 
     def go(self) -> None:
         with tempfile.TemporaryDirectory(prefix="foretrain-") as folder, standins.written_to_host():
@@ -276,13 +277,12 @@ class Run:
         return tune.world * trained, tune.world * tune.eval_batches * tune.eval_batch_size
 
     def batch(self, samples: list[Any]) -> dict[str, Tensor]:
-        """Return token ids, a mask and what the trainer takes beside them. A padded batch's mask has zeros, whose value
-        the trace knows.
+        """Return token ids, a mask and what the trainer takes beside them, or what the model takes in their place. A
+        padded batch's mask has zeros, whose value the trace knows.
         """
         tune, shape = self.tune, self.tune.rows(len(samples))
-        if self.pictures is not None:
-            made = self.pictures.batch(self.tracer, shape, padded=tune.padded)
-            return self._tagged({**made, "labels": torch.zeros(shape, dtype=torch.int64)})
+        if self.inputs is not None:
+            return self._tagged(self.inputs.batch(self.tracer, shape, padded=tune.padded))
         mask = torch.zeros if tune.padded and not tune.packing else torch.ones
         found = {
             "input_ids": torch.zeros(shape, dtype=torch.int64), "attention_mask": mask(shape, dtype=torch.int64),
@@ -453,7 +453,11 @@ def with_adapters(model: Any, tune: FineTune) -> Any:
     peft: Any = importlib.import_module("peft")
     if tune.gradient_checkpointing and tune.reentrant:
         model.enable_input_require_grads()
-    return peft.get_peft_model(model, adapter_config(tune))
+    config = adapter_config(tune)
+    if model.main_input_name != "input_ids" or not (tune.scores or model.can_generate()):
+        config.task_type = None  # which names the inputs of a decoder
+        config.modules_to_save = config.modules_to_save or (["classifier"] if tune.scores else None)
+    return peft.get_peft_model(model, config)
 
 
 def adapter_config(tune: FineTune) -> Any:
@@ -491,6 +495,10 @@ def trace(job: dict[str, Any]) -> Trace:
         try:
             return (None if tune.compile or tune.world > 1 else trace_few_layers(job, tune)) or trace_whole(job, tune)
         except Exception as error:
+            text = standins.config_of(job["config"]).get_text_config(decoder=True)
+            longest = min((size for name in POSITIONS if (size := getattr(text, name, None))), default=tune.seq_len)
+            if tune.seq_len > longest:
+                raise StandInError(f"a row has at most {longest} tokens, and --seq-len is {tune.seq_len}") from error
             if not tune.adapters or "/peft/" not in raised_at(error):
                 raise
             first = next(iter(str(error).splitlines()), "").rstrip(".")
@@ -502,10 +510,10 @@ def trace_few_layers(job: dict[str, Any], tune: FineTune) -> Trace | None:
     config = standins.config_of(job["config"])
     kind = standins.kind_of(config, job["config"], tune)
     traces: dict[int, Trace] = {}
-    for cut, shorter in layers.cuts(kind, config):
+    for cut, shorter in cuts(kind, config):
         try:
             for count in {shorter, shorter + cut.group} - {*traces}:
-                with layers.shortened(kind, cut.lists, count):
+                with shortened(kind, cut.lists, count):
                     traces[count] = trace_whole(job, tune)
             found = grown(traces[shorter], traces[shorter + cut.group], cut)
         except Exception:  # its code needs all of its layers; the trace of the whole reports any other error
@@ -518,13 +526,13 @@ def trace_few_layers(job: dict[str, Any], tune: FineTune) -> Trace | None:
 def trace_whole(job: dict[str, Any], tune: FineTune) -> Trace:
     gpu, loop, sharing = Gpu.model_validate(job["gpu"]), loop_of(tune), Sharing(tune.way, tune.world, tune.world)
     place = ranks.placed(sharing, keeps=job["keeps"]) if tune.world > 1 else contextlib.nullcontext()
-    shown = pictures.pictures_of(job["config"], tune) if tune.images else None
+    inputs = inputs_of(job["config"], tune)
     with place, in_one_sentence() as seen, tracing(gpu, compiled=tune.compile) as session:
         there, tracer = session.there, session.tracer
         assert there is not None
         seen.append(tracer)
         tracer.entered = there.memory.reset_peak
-        run = Run(job["config"], tune, torch.device("cuda"), tracer, session.names, pictures=shown)
+        run = Run(job["config"], tune, torch.device("cuda"), tracer, session.names, inputs=inputs)
         kernels = stood_in() if liger_asked(tune) else contextlib.nullcontext()
         with standins.stood_in(tracer, card=True), loop.on_a_card(), kernels, unsloth.stood_in(tune):
             run.go()
@@ -535,7 +543,7 @@ def trace_whole(job: dict[str, Any], tune: FineTune) -> Trace:
         "matmul_dtypes": dict(tracer.matmul_dtypes), "paged_bytes": tracer.paged_bytes,
         "micro_batches": run.micro_batches, "work": run.work.rows(), "counts": run.counts,
         "shared": run.shared, "notes": sorted({*there.notes, *tracer.values.notes(), *tracer.ranges}),
-        **session.marks.facts(), **(shown.facts() if shown else {}),
+        **session.marks.facts(), **(inputs.facts() if inputs else {}),
     }  # fmt: skip
     return record
 

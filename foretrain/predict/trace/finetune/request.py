@@ -114,8 +114,9 @@ class FineTuneRequest:
             f"the loop of {tune.loop} has kernels or a step of its own, which are not traced": other,
             "DeepSpeed's step is not traced; the estimate of ZeRO is a range": tune.zero_stage,
             "the kernels of cut cross-entropy are not traced; the estimate counts its tiles": tune.cut_cross_entropy,
-            "pictures are traced in SFT and pretraining with rows of their own, and without torch.compile": tune.images
-            and (tune.training not in ("sft", "pretraining") or tune.packing or tune.compile),
+            "pictures are traced in SFT, pretraining and classification with rows of their own, and without "
+            "torch.compile": tune.images
+            and (tune.training not in ("sft", "pretraining", "classification") or tune.packing or tune.compile),
             "vLLM's part of the card is not traced; the estimate counts it": tune.generates and tune.vllm == "colocate",
             "TrainingArguments has no optimizer named muon": tune.optim == "muon",
             "the flash-attn package has no fake kernels, so it is not traced; sdpa takes the same kernel": flash,
@@ -168,7 +169,7 @@ def answered(
 
 def _notes(trace: Trace) -> tuple[Note, ...]:
     found = [Note(id="traced_leaves_out", values={"what": what}) for what in trace.facts["notes"]]
-    found += [Note(id="pictures", values=trace.facts["pictures"])] if "pictures" in trace.facts else []
+    found += [Note(id=id, values=trace.facts[id]) for id in ("pictures", "rows") if id in trace.facts]
     if paged := trace.facts["paged_bytes"]:
         found.append(Note(id="traced_paged", values={"paged": paged}))
     return tuple(found)

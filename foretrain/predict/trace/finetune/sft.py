@@ -21,19 +21,8 @@ from tokenizers import Tokenizer, models
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 from transformers import PreTrainedTokenizerFast, Trainer
-from trl.trainer.dpo_config import DPOConfig
-from trl.trainer.dpo_trainer import DPOTrainer
-from trl.trainer.grpo_config import GRPOConfig
-from trl.trainer.grpo_trainer import GRPOTrainer
-from trl.trainer.kto_config import KTOConfig
-from trl.trainer.kto_trainer import KTOTrainer
-from trl.trainer.reward_config import RewardConfig
-from trl.trainer.reward_trainer import RewardTrainer
-from trl.trainer.rloo_config import RLOOConfig
-from trl.trainer.rloo_trainer import RLOOTrainer
-from trl.trainer.sft_config import SFTConfig
-from trl.trainer.sft_trainer import SFTTrainer
 
+from foretrain.config.finetune.options import Preferences
 from foretrain.predict.trace.card.patches import Patches
 from foretrain.predict.trace.finetune.drive import Marking, Run, adapter_config
 from foretrain.predict.trace.finetune.standins import loaded
@@ -164,33 +153,29 @@ class _Kind(NamedTuple):
     columns: tuple[str, ...]
 
 
-def _marked(kind: type[Trainer], marking: type[MarkingTrl] = MarkingTrl) -> Any:
-    return type(f"Marked{kind.__name__}", (marking, kind), {})
-
-
-KINDS = {
-    "reward": _Kind(_marked(RewardTrainer), RewardConfig, ("chosen_ids", "rejected_ids")),
-    "dpo": _Kind(_marked(DPOTrainer), DPOConfig, ("prompt_ids", "chosen_ids", "rejected_ids")),
-    "grpo": _Kind(_marked(GRPOTrainer, MarkingGrpo), GRPOConfig, ("prompt",)),
-    "rloo": _Kind(_marked(RLOOTrainer, MarkingGrpo), RLOOConfig, ("prompt",)),
-    "kto": _Kind(_marked(KTOTrainer), KTOConfig, ("prompt_ids", "completion_ids", "KL_completion_ids", "label")),
+COLUMNS = {  # of samples that are tokens
+    "SFT": ("input_ids",),
+    "Reward": ("chosen_ids", "rejected_ids"),
+    "DPO": ("prompt_ids", "chosen_ids", "rejected_ids"),
+    "KTO": ("prompt_ids", "completion_ids", "KL_completion_ids", "label"),
 }
 
 
-def _experimental(name: str) -> _Kind:
-    """Return the trainer of one of TRL's experimental modules."""
-    module: Any = importlib.import_module(f"trl.experimental.{name.lower()}")
+@cache
+def _kind(found: Preferences | None) -> _Kind:
+    name = found.trainer if found else "SFT"
+    module = importlib.import_module(found.module if found else "trl")
     trainer, config = (getattr(module, f"{name}{part}") for part in ("Trainer", "Config"))
-    return _Kind(_marked(trainer), config, ("prompt", "chosen", "rejected"))
+    generates = bool(found and found.generates)
+    columns = ("prompt",) if generates else COLUMNS.get(name, ("prompt", "chosen", "rejected"))
+    marked = type(f"Marked{name}Trainer", (MarkingGrpo if generates else MarkingTrl, trainer), {})
+    return _Kind(marked, config, columns)
 
 
 class Samples(Dataset):
     def map(self, *args: Any, **kwargs: Any) -> Any:
         """Return the same samples, which stand for tokens."""
         return self
-
-
-SFT = _Kind(_marked(SFTTrainer), SFTConfig, ("input_ids",))
 
 
 class _Kernel:
@@ -232,19 +217,19 @@ def on_a_card() -> AbstractContextManager[Any]:
 def trainer(run: Run, model: Any, folder: str) -> Trainer:
     """Return TRL's trainer with the model as it was loaded: the trainer makes the adapters."""
     tune, joined = run.tune, run.tune.joined
-    kind = KINDS.get(tune.training, SFT)
-    if tune.whole:
-        kind = _experimental("ORPO" if tune.training == "orpo" else "CPO")
+    kind = _kind(tune.preferences)
     least = tune.generated if tune.generates else 0
     train, evaluate = (
         Samples.from_dict({name: [[0]] * max(count, least) for name in kind.columns}) for count in run.samples
     )
-    own: dict[str, Any] = {"dataset_kwargs": {"skip_prepare_dataset": True}, "packing": joined} if kind is SFT else {}
+    own: dict[str, Any] = {}
+    if not tune.preferences:
+        own = {"dataset_kwargs": {"skip_prepare_dataset": True}, "packing": joined}
     reference: dict[str, Any] = {}
     if tune.training == "simpo":
         own |= {"loss_type": "simpo", "cpo_alpha": 0.0}
     if tune.generates:
-        return _generating(run, model, folder, train, evaluate)
+        return _generating(run, kind, model, folder, train, evaluate)
     if tune.references:
         own["precompute_ref_log_probs"] = tune.precompute_reference
     if tune.copies_reference:  # which TRL loads in the same way
@@ -267,11 +252,10 @@ def trainer(run: Run, model: Any, folder: str) -> Trainer:
     return found
 
 
-def _generating(run: Run, model: Any, folder: str, train: Dataset, evaluate: Dataset) -> Trainer:
+def _generating(run: Run, kind: _Kind, model: Any, folder: str, train: Dataset, evaluate: Dataset) -> Trainer:
     tune, length = run.tune, run.tune.seq_len - 1
     for rows in (tune.batch_size, tune.eval_batch_size):  # tokens whose log-probabilities are made
         run.tracer.choices.selected[rows * length] = rows * tune.completion_tokens
-    kind = KINDS[tune.training]
     given = run.common(
         folder, kind.config, num_generations=tune.generated, num_generations_eval=tune.eval_batch_size, beta=tune.beta,
         max_completion_length=tune.completion_tokens, steps_per_generation=tune.micro_batches_generated,

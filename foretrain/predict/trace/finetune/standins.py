@@ -8,6 +8,7 @@ and dropped.
 
 import copy
 import importlib
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from transformers.initialization import no_init_weights
 
 from foretrain.config.finetune.arguments import four_bit_arguments
 from foretrain.config.finetune.options import FineTune
+from foretrain.config.hub.source import PROCESSOR
 from foretrain.config.hub.source import dtype_of as published_dtype
 from foretrain.predict.trace.card.patches import Patches
 from foretrain.predict.trace.traced import StandInError
@@ -45,31 +47,43 @@ class CheckpointTensor:
 def config_of(written: dict[str, Any]) -> Any:
     """Return transformers' config of a config.json. Raises StandInError for an unknown model."""
     kind = str(written.get("model_type", ""))
-    values = {name: value for name, value in written.items() if name not in ("model_type", "quantization_config")}
+    values = {
+        name: value for name, value in written.items() if name not in ("model_type", "quantization_config", PROCESSOR)
+    }
     if kind not in CONFIG_MAPPING:
         raise StandInError(f"transformers knows no model_type {kind!r}")
     return AutoConfig.for_model(kind, **values)
 
 
-HEADS = ("CausalLM", "ImageTextToText", "MultimodalLM", "Seq2SeqLM", "MaskedLM")  # of models that are trained on text
+# Heads that are trained with labels, and those of a class for each row.
+HEADS = ("CausalLM", "ImageTextToText", "MultimodalLM", "Seq2SeqLM", "MaskedLM", "SpeechSeq2Seq")
+CLASSES = ("SequenceClassification", "ImageClassification", "AudioClassification")
 
 
 def kind_of(config: Any, written: dict[str, Any], tune: FineTune) -> Any:
-    """Return the class of the model that is trained: the one that the config names where it has a loss on text.
+    """Return the class of the model that is trained: the one that the config names where it has a loss on labels.
 
     Raises StandInError where there is none.
     """
-    heads = (*(HEADS[1:3] if config.sub_configs else ()), *HEADS)  # the whole before its part for text
+    whole = HEADS[1:3] if config.sub_configs else ()  # before its part for text
+    encodes = () if getattr(config, "is_decoder", False) else ("MaskedLM",)
+    whole = ("Seq2SeqLM", "SpeechSeq2Seq") if config.is_encoder_decoder else (*whole, *encodes)
     kinds = [
         kind
-        for head in (["SequenceClassification"] if tune.scores else heads)
-        if (kind := getattr(transformers, f"AutoModelFor{head}")._model_mapping.get(type(config), None)) is not None
+        for head in (CLASSES if tune.scores else (*whole, *HEADS, *CLASSES[1:]))
+        for kind in _classes_of(head, config)
+        if "labels" in inspect.signature(kind.forward).parameters
     ]
     if not kinds:
-        what = "scores sequences" if tune.scores else "is trained on text"
+        what = "scores sequences" if tune.scores else "is trained on labels of text, pictures or sound"
         raise StandInError(f"transformers has no model of {written.get('model_type')!r} that {what}")
     named = written.get("architectures") or ()
     return next((kind for kind in kinds if kind.__name__ in named), kinds[0])
+
+
+def _classes_of(head: str, config: Any) -> tuple[Any, ...]:
+    kinds = getattr(transformers, f"AutoModelFor{head}")._model_mapping.get(type(config), ())
+    return kinds if isinstance(kinds, tuple) else (kinds,)
 
 
 def dtype_of(written: dict[str, Any], tune: FineTune) -> torch.dtype:
@@ -84,9 +98,10 @@ def compute_dtype(dtype: torch.dtype, tune: FineTune) -> torch.dtype:
 def loaded(written: dict[str, Any], tune: FineTune, device: torch.device) -> PreTrainedModel:
     """Return the model as from_pretrained leaves it; quantized ones are on the device, others on the host."""
     config, dtype = config_of(written), dtype_of(written, tune)
-    config.num_labels = tune.scores or 1
-    if tune.scores and config.get_text_config().pad_token_id is None:  # without it there is one sequence in a batch
-        config.get_text_config().pad_token_id = 0
+    if tune.scores:
+        config.num_labels, text = tune.scores, config.get_text_config()
+        if getattr(text, "pad_token_id", None) is None:  # without it there is one sequence in a batch
+            text.pad_token_id = 0
     kind = kind_of(config, written, tune)
     attention = tune.attn if tune.attn != "sdpa" or kind._supports_sdpa else None  # transformers' own choice
     shapes = _checkpoint_tensors(kind, config, dtype)

@@ -16,8 +16,8 @@ from typing import Annotated, Any, NamedTuple
 import click
 from pydantic import Field
 
-from foretrain.base.errors import ExitCode, UserError
-from foretrain.base.installation import installed, need_extra
+from foretrain.base.errors import ExitCode, UserError, need_extra
+from foretrain.base.installation import installed
 from foretrain.base.processes import finished
 from foretrain.cli.command import command
 

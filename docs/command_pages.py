@@ -23,7 +23,7 @@ CODES: dict[str, tuple[ExitCode, ...]] = {
     "report": (ExitCode.ENVIRONMENT, ExitCode.DATA, ExitCode.DISK_FULL),
     "compare": (ExitCode.ENVIRONMENT, ExitCode.DATA), "explain": (ExitCode.ENVIRONMENT, ExitCode.DATA),
     "watch": (ExitCode.ENVIRONMENT, ExitCode.DISK_FULL), "mfu": (ExitCode.ENVIRONMENT,),
-    "calibrate": (ExitCode.ENVIRONMENT,),
+    "calibrate": (ExitCode.ENVIRONMENT,), "mcp": (ExitCode.ENVIRONMENT,),
     "verify": (ExitCode.ENVIRONMENT, ExitCode.DATA, ExitCode.DISK_FULL, ExitCode.STOPPED),
     "sample": (ExitCode.ENVIRONMENT, ExitCode.OUT_OF_MEMORY, ExitCode.DATA),
     "chat": (ExitCode.ENVIRONMENT, ExitCode.OUT_OF_MEMORY, ExitCode.DATA),

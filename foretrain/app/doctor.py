@@ -30,6 +30,7 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "eval": (("lm-eval", "transformers", "accelerate"), "eval --tasks"),
     "export": (("gguf", "huggingface-hub"), "export --to gguf, export --push"),
     "onnx": (("onnx", "onnxscript"), "export --to onnx"),
+    "mcp": (("mcp",), "mcp"),
     **{name: ((name,), f"train --report-to {name}") for name in ("tensorboard", "trackio", "wandb")},
 }
 # {package manager: (command for a C++ compiler, for Python's headers)}

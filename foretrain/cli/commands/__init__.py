@@ -26,6 +26,7 @@ SUMMARIES = {
     "mfu": "Turn a speed into MFU: with full and causal attention, with recomputation, and as nanoGPT prints it.",
     "gpus": "List the known cards: memory, bandwidth, dense peaks by dtype, power, and the source of each figure.",
     "serve": "Open the planner in your browser: move sliders, watch runs. For this machine only.",
+    "mcp": "Offer the planner to coding agents as tools: an MCP server over stdin and stdout.",
     "prepare": "Turn text into verified token shards, on all cores and in constant memory. Resumes after any stop.",
     "data": "Datasets: statistics, checksums, text behind tokens, mixtures.",
     "train": "Train a config, with a live line, evaluation and checkpoints. Ctrl-C saves; --resume auto resumes.",

@@ -6,7 +6,9 @@ from typing import Literal
 from foretrain.base.errors import UserError
 from foretrain.base.records import Record
 from foretrain.predict.forecast import Forecast, Probe
-from foretrain.predict.search import bisect, search_outwards
+from foretrain.predict.search import search_outwards
+
+MOST_LINES, NEAR = 5, 8  # a guess that is within an eighth of the one before is searched from
 
 
 class Largest(Record):
@@ -41,11 +43,26 @@ def largest(made: Forecast, option: str, trace: Callable[[int], Probe] | None = 
 
     def search(granule: int, top: int) -> int:
         """Return the largest multiple of the granule that fits, up to `top` granules; 0 where none does."""
-        guess = bisect(lambda count: estimates.fits(count * granule), 0, top + 1)
+        found = search_outwards(lambda count: estimates.fits(count * granule), guess(granule, top), top)
         if traces is None:
-            return granule * guess
-        return granule * search_outwards(lambda count: tried.fits(count * granule), max(1, guess), top)
+            return granule * found
+        return granule * search_outwards(lambda count: tried.fits(count * granule), max(1, found), top)
 
+    def guess(granule: int, top: int) -> int:
+        """Return how many granules meet the room, by lines from the run as it is."""
+
+        def needed(count: int) -> int:
+            return max(1, estimates.needed(count * granule))
+
+        start = min(top, max(1, now // granule))
+        found = [start, min(top, max(1, start * room // needed(start)))]
+        while len(found) < MOST_LINES and abs(found[-1] - found[-2]) > found[-2] // NEAR:
+            low, high = sorted(found[-2:])
+            each = (needed(high) - needed(low)) / (high - low)
+            found.append(min(top, max(1, low + int((room - needed(low)) / each))) if each > 0 else found[-1])
+        return found[-1]
+
+    now = next(getattr(each, option) for each in vars(run).values() if hasattr(each, option))  # of its config
     granule, most, goes_on = run.ranges[option]
     best = search(granule, most // granule) or (search(1, granule - 1) if granule > 1 else 0)
     if best < most < best + granule and tried.fits(most):  # which no granule ends at
@@ -67,3 +84,7 @@ class _Tried:
         if value not in self.probes:
             self.probes[value] = self.probe(value)
         return self.probes[value].fits
+
+    def needed(self, value: int) -> int:
+        self.fits(value)
+        return self.probes[value].needed_expected_bytes

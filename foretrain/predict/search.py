@@ -1,4 +1,4 @@
-"""Where what fits ends, found by halving."""
+"""Where what fits ends, found by growing strides and halves."""
 
 from collections.abc import Callable
 
@@ -15,18 +15,9 @@ def bisect(fits: Fits, low: int, high: int) -> int:
 
 def search_outwards(fits: Fits, guess: int, top: int) -> int:
     """Return the largest number that fits, 0 where not even 1 does: by growing strides from the guess, then halves."""
-    if fits(guess):
-        low, stride = guess, max(1, guess // 8)
-        while low < top:
-            high = min(top, low + stride)
-            if not fits(high):
-                return bisect(fits, low, high)
-            low, stride = high, stride * 2
-        return top
-    high, stride = guess, max(1, guess // 8)
-    while high > 1:
-        low = max(1, high - stride)
-        if fits(low):
-            return bisect(fits, low, high)
-        high, stride = low, stride * 2
-    return 0
+    rises, near, stride = fits(guess), guess, max(1, guess // 8)
+    while near != (far := min(top, near + stride) if rises else max(1, near - stride)):
+        if fits(far) != rises:
+            return bisect(fits, *sorted((near, far)))
+        near, stride = far, stride * 2
+    return top if rises else 0

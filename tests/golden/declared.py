@@ -12,10 +12,12 @@ FAMILIES = "answers about one thing share a schema, whose anchor the name has"
 NO_MODEL = "what names no model is told apart"
 MERGE = "adapters are merged where a run asks for it alone"
 MIXTURES = "each tensor of a format of llama.cpp has the type that its code gives it; more formats, layers on the host"
+LARGEST = "--largest tries fewer values: outwards from where a line through two estimates meets the room"
 DECLARED: tuple[Declared, ...] = (
     Declared("finetune|inference|text", r"(advised|partial)\[\d+\]\.price$", PRICE, figures=0.001),
     Declared("inference", "", MIXTURES),
     Declared("", r"\.planned$", PLANNED),
+    Declared("largest", r"probes|stdout:\d+$", LARGEST),
     Declared("", r"schema$", FAMILIES, new="#"),
     Declared("", r"tune\.precompute_reference$", DPO, old=r"^\(nothing\)$", new="False"),
     Declared("", r"tune\.labels$", CLASSES, old=r"^\(nothing\)$", new=r"^\d+$"),

@@ -197,26 +197,20 @@ class _Unroller:
         events: list[int] = []
         allocated: list[int] = []
         origin: list[int] = []
+        made = [(event.serial >= 0, serial := event.tensor, r.home[serial], self.place[serial]) for event in r.events]
         for whole, small, start, end in self.order():
-            for i in range(start, end):
-                serial = r.events[i].tensor
-                home = r.home[serial]
-                if home == OUTSIDE:
-                    layer = OUTSIDE
-                elif home == small:
-                    layer = whole
-                elif small == OUTSIDE:
-                    layer = self.copies[home][0]
+            for birth, serial, home, place in made[start:end]:
+                if home in (small, OUTSIDE):
+                    layer = OUTSIDE if home == OUTSIDE else whole
                 else:
-                    layer = whole + home - small
-                key = (layer, self.place[serial])
-                if r.events[i].serial >= 0:
-                    serials[key] = len(allocated)
+                    layer = self.copies[home][0] if small == OUTSIDE else whole + home - small
+                if birth:
+                    serials[layer, place] = len(allocated)
                     events.append(len(allocated))
                     allocated.append(serial)
                 else:
-                    events.append(~serials[key])
-                origin.append(i)
+                    events.append(~serials[layer, place])
+            origin += range(start, end)
         return events, allocated, origin
 
 

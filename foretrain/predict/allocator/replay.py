@@ -101,7 +101,8 @@ def replay(
         lifetimes, Allocator(settings, limit_bytes, physical=physical, cap_bytes=cap_bytes, addresses=addresses)
     )
     allocator, events, emptied = player.allocator, lifetimes.events, set(lifetimes.emptied)
-    play = player.play
+    play, malloc, free, blocks, sizes = player.play, allocator.malloc, allocator.free, player.blocks, lifetimes.sizes
+    plain = watch is None and not lifetimes.streams and not lifetimes.used_on
     peaks: dict[str, PhasePeak] = {}
     whole = (0, 0, 0)
     death = error = None
@@ -119,10 +120,16 @@ def replay(
         highest, highest_at = allocator.allocated_bytes, start - 1
         position = start
         try:
-            for position in range(start, end):
+            for position, event in enumerate(events[start:end], start):
                 if emptied and position in emptied:
                     empty(position)
-                block = play(events[position])
+                if not plain:
+                    block = play(event)
+                elif event >= 0:  # as Player does; a replay makes hundreds of thousands of these
+                    block = blocks[event] = malloc(sizes[event])
+                else:
+                    free(blocks.pop(~event))
+                    continue
                 if allocator.allocated_bytes > highest:
                     highest, highest_at = allocator.allocated_bytes, position
                 if watch is not None:

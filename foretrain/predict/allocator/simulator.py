@@ -108,8 +108,9 @@ class Allocator:
         block = pool.take(size, stream) if self._finds_plainly else self._find(pool, size, stream)
         if block is None:
             block = self._obtain(pool, size, stream, nbytes)
-        if block.size > size and self._should_split(block, size):  # alloc_found_block
-            rest = Block(block.ptr + size, block.size - size, pool, stream)
+        left = block.size - size
+        if left and ((pool.small or left > SMALL_BYTES) if self._finds_plainly else self._should_split(block, size)):
+            rest = Block(block.ptr + size, left, pool, stream)  # alloc_found_block
             block.insert_after(rest)
             block.size = size
             pool.add(rest)
@@ -139,9 +140,8 @@ class Allocator:
         """
         if block is None:
             return
-        if self.active.get(block.ptr) is not block:
+        if self.active.pop(block.ptr, None) is not block:
             raise ValueError(f"{block!r} is not in use")
-        del self.active[block.ptr]
         self.allocated_bytes -= block.size
         if block.other_streams:
             self._pending.append(block)

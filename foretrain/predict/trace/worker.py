@@ -35,8 +35,12 @@ def work(job: dict[str, Any]) -> int:
         return CANNOT
     except Exception as error:
         # Another torch may have moved anything that is patched here; the caller falls back and reports this sentence.
-        first = next(iter(str(error).splitlines()), "")[:200]
-        out.write_text(json.dumps({"reason": f"torch {installed_torch()} raised {type(error).__name__}: {first}"}))
+        from foretrain.predict.trace.kernels.values import raised_at
+
+        first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")[:200].rstrip(".")
+        place = f", at {where}" if (where := raised_at(error)) else ""
+        what = f"torch {installed_torch()} raised {type(error).__name__}: {first}{place}"
+        out.write_text(json.dumps({"reason": what}))
         return CANNOT
     record.facts["peak_rss_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     text = json.dumps(record.to_json())

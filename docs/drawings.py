@@ -125,6 +125,60 @@ def trust() -> str:
     return drawn([(memory, 0, 0), (times, 450, 0)], 880, 388)
 
 
+# -- models and cards -----------------------------------------------------------------------------------------------
+
+WAYS = {
+    "full": ("full", "#0072b2", "full fine-tuning"), "lora": ("LoRA", "#56b4e9", "LoRA, weights in 16 bits"),
+    "qlora": ("QLoRA", "#e69f00", "QLoRA, weights in 4 bits"),
+    "unsloth": ("unsloth", "#f0e442", "QLoRA with unsloth, checkpoints on the host"),
+}  # fmt: skip
+
+
+def fits() -> str:
+    """The most that fits, for each model and card."""
+    found = result("fits")
+    cards, models = list(found["cards"]), list(dict.fromkeys(row["model"] for row in found["rows"]))
+    wide, high, left, top = 59, 26, 130, 62
+    plot = Plot(left + wide * len(cards), top + high * len(models) + 56.0, Scale(0, 1), Scale(0, 1))
+    for i, card in enumerate(cards):
+        name = re.sub(r" (SXM\d?|Ti)? ?\d+GB", r" \1", card).replace("RTX ", "").strip()
+        plot.text(
+            left + wide * (i + 0.5),
+            top - 26,
+            name.removesuffix(" SXM4").removesuffix(" SXM5").removesuffix(" SXM"),
+            "middle",
+        )
+        plot.text(left + wide * (i + 0.5), top - 10, f"{found['cards'][card]:g} GB", "middle", DIM)
+    plot.text(
+        0, 16, "The most that fits: fine-tuning at 1 × 2,048 tokens with activation checkpointing", font_weight="600"
+    )
+    for row in found["rows"]:
+        x, y = left + wide * cards.index(row["card"]), top + high * models.index(row["model"])
+        word, fill, _ = WAYS[row["way"]] if row["way"] else ("–", "none", "")
+        plot.add(
+            "rect",
+            x=x + 1,
+            y=y + 1,
+            width=wide - 2,
+            height=high - 2,
+            rx=3,
+            fill=fill,
+            stroke="none" if row["way"] else "var(--line)",
+        )
+        ink = {"full": "#fff"}.get(row["way"], "#1b1f24") if row["way"] else DIM
+        plot.text(x + wide / 2, y + high / 2 + 4, word, "middle", ink)
+    for i, model in enumerate(models):
+        plot.text(left - 8, top + high * (i + 0.5) + 4, model, "right")
+    x, y = float(left), top + high * len(models) + 26
+    for _, fill, told in WAYS.values():
+        if x + text_width(told) + 20 > plot.width:
+            x, y = float(left), y + 18
+        plot.add("rect", x=x, y=y - 10, width=11, height=11, rx=2, fill=fill)
+        plot.text(x + 16, y, told, fill=DIM)
+        x += text_width(told) + 36
+    return drawn([(plot, 0, 0)], plot.width, plot.height)
+
+
 # -- one step, and the recipes --------------------------------------------------------------------------------------
 
 
@@ -229,7 +283,7 @@ def animated(consoles: list[Console]) -> str:
 
 
 DRAWN: dict[str, Callable[[], str]] = {
-    "plan-advise": recording, "trust": trust, "step": step, "recipes": recipes,
+    "plan-advise": recording, "trust": trust, "fits": fits, "step": step, "recipes": recipes,
 }  # fmt: skip
 
 

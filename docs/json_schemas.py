@@ -35,10 +35,9 @@ from foretrain.measure import verify_record as verification
 from foretrain.predict import within
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.inference.plan import InferencePlan, RunnableModels
-from foretrain.predict.largest import Largest
+from foretrain.predict.largest import Largest, SmallestCard
 from foretrain.predict.plan import Plan
 from foretrain.predict.ranks import ClusterPlan
-from foretrain.predict.smallest import SmallestCard
 from foretrain.runs.record import KINDS, Evaluation, Scores, TrainedRun, WatchedRun
 from foretrain.runs.state import UNSAID, Label
 from foretrain.training.exports.forms import Exported

@@ -256,7 +256,7 @@ def best(
         except UserError as error:
             problem = error
     if not found:
-        raise problem or no_time(base.one_card, limit.as_option)
+        raise problem or no_time(base, limit.as_option)
     return next(each for each in found if each.candidates[0].loss <= lowest + TIE)
 
 

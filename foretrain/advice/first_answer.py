@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from foretrain.advice.advisor import short_list, state_of
 from foretrain.advice.asked import Asked
 from foretrain.advice.cluster import options_of
-from foretrain.advice.planner import Planner
+from foretrain.advice.planner import Outcome, Planner
 from foretrain.advice.record import Advice, to_set
-from foretrain.base.records import Record
 from foretrain.config.finetune.together import idle
 from foretrain.config.finetune.words import changed_words, option_words
 from foretrain.config.inference import WORDS as GENERATING
@@ -21,14 +21,11 @@ from foretrain.config.words import as_word, typed_value
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.forecast import AnyPlan
 from foretrain.predict.inference.plan import InferencePlan
-from foretrain.predict.memory import REFUSED, RunMemory
-from foretrain.predict.plan import Plan, Timing
+from foretrain.predict.memory import REFUSED
+from foretrain.predict.plan import Plan
 from foretrain.predict.ranks import ClusterPlan
 from foretrain.predict.spec import StepName
 from foretrain.predict.speed.limit import Bottleneck, bottleneck
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 MOST_FLAGS = 4  # more settings than that are written to a file
 MOST_WORDS = 9  # of a command that is shown: the user's, and the change's; a longer one takes half of a screen
@@ -38,22 +35,16 @@ START: dict[StepName, tuple[str, ...]] = {"foretrain": ("foretrain", "train"), "
 Next = Literal["train", "change", "advise", "write", "card"]
 
 
-class Changed(Record):
-    config: RunConfig
-    memory: RunMemory
-    timing: Timing | None
-    available_bytes: int | None
-
-
-class FirstAnswer(Record):
-    """`next`: what `command` does; `advice`: the change that it makes; `changed`: the plan with it, where the run is
+@dataclass(frozen=True)
+class FirstAnswer:
+    """`next`: what `command` does; `advice`: the change that it makes; `changed`: the run with it, where this one is
     too large."""
 
     bottleneck: Bottleneck | None
     next: Next
     command: tuple[str, ...]
     advice: Advice | None = None
-    changed: Changed | None = None
+    changed: Outcome | None = None
 
 
 def first_answer(plan: Plan, asked: Asked) -> FirstAnswer:
@@ -67,7 +58,7 @@ def first_answer(plan: Plan, asked: Asked) -> FirstAnswer:
     if best is None and plan.step == "nanogpt" and plan.verdict_of("foretrain") == "fits":
         command = (*START["foretrain"], *_words(asked, plan, "foretrain"))
         return FirstAnswer(bottleneck=slow, next="train", command=command)
-    changed = _changed(plan, best) if best is not None else None
+    changed = Planner().outcome(state_of(best, plan)) if best is not None else None
     changes = to_set(best.settings) if best is not None else ()
     if best is None or not is_one_command(plan, best) or len(asked.words) + len(changes) > MOST_WORDS:
         command = _advise_command(asked)
@@ -84,15 +75,6 @@ def is_one_command(plan: Plan, advice: Advice) -> bool:
     if advice.step == "nanogpt" and any(setting.option == "allocator_settings" for setting in changes):
         return False
     return bool(changes or advice.step != plan.step) and len(changes) <= MOST_FLAGS
-
-
-def _changed(plan: Plan, advice: Advice) -> Changed | None:
-    made = Planner().outcome(state_of(advice, plan))
-    if made is None:
-        return None
-    return Changed(
-        config=made.state.config, memory=made.memory, timing=made.timing, available_bytes=made.available_bytes
-    )
 
 
 def changed_command(plan: Plan, advice: Advice, asked: Asked) -> tuple[str, ...]:

@@ -161,7 +161,7 @@ def goal_of(plan: AnyPlan, base: Outcome, goal: Goal | None) -> Goal:
     if wanted == "fit" and base.available_bytes is None:
         raise UserError("usage.advise_memory", gpu=plan.gpu.name)
     if wanted != "fit" and base.timing is None:
-        raise no_time(plan.one_card if isinstance(plan, ClusterPlan) else plan, f"--goal {wanted}")
+        raise no_time(plan, f"--goal {wanted}")
     if wanted == "cost" and not base.money:
         raise UserError("usage.no_price", text="--goal cost")
     return wanted

@@ -127,7 +127,6 @@ class FineTuningRequest:
     gpu: str
     others: str
     kind = "fine-tuning"
-    explains_traced = False
     aliases: ClassVar[Mapping[str, str]] = {}
     files: tuple[Path, ...] = ()
     given: frozenset[str] = frozenset()

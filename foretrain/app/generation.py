@@ -119,7 +119,6 @@ class GenerationRequest:
     sources: Mapping[str, str] = field(default_factory=dict)  # of the options that were typed
     notes: tuple[Note, ...] = ()
     kind = "generation"
-    explains_traced = False
     aliases: ClassVar[Mapping[str, str]] = {"batch_size": "batch", "seq_len": "context"}
     files: tuple[Path, ...] = ()
     given: frozenset[str] = frozenset()

@@ -46,11 +46,6 @@ class PlanRequest(Protocol):
     @property
     def kind(self) -> str: ...
     @property
-    def explains_traced(self) -> bool:
-        """Return whether an explanation is of the traced step where nobody asked for a trace."""
-        ...
-
-    @property
     def name(self) -> str: ...
     @property
     def notes(self) -> Sequence[UserError | Note]: ...
@@ -81,7 +76,6 @@ class PretrainingRequest:
     cards: Cards
     data_of: DataOf = data_of_config
     kind = "pretraining"
-    explains_traced = True
     aliases: ClassVar[Mapping[str, str]] = {}
 
     @property
@@ -146,7 +140,6 @@ class PretrainingRequest:
 @dataclass(frozen=True)
 class CardsRequest(PretrainingRequest):
     kind = "cards"
-    explains_traced = False
 
     def check(self, limits: Limits, *, look: str, traced: bool, largest: str) -> None:
         if largest and traced:

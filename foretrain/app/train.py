@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from foretrain.app.plan import Config, resolved_of
-from foretrain.app.training_request import UNSAID, Label, Request, changed
 from foretrain.base.errors import UserError
 from foretrain.config.resolve import ResolvedConfig
 from foretrain.config.sharing import check_ranks
@@ -17,6 +16,8 @@ from foretrain.data.remote import Bar, no_bar
 from foretrain.predict.allocator.settings import Settings, merged
 from foretrain.runs.folder import Listener
 from foretrain.runs.record import TrainedRun
+from foretrain.runs.state import UNSAID, Label, changed
+from foretrain.runs.trackers import asked_for
 from foretrain.training.contention import Clock
 from foretrain.training.place import place_of
 
@@ -55,10 +56,10 @@ def train_resolved(
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # what the store and gloo warn of is told in a sentence
     set_allocator(resolved.config.allocator_settings)
     since = Clock().read()  # what the machine does while torch is imported and the data is prepared
-    asked = Request(resolved, resume, trial, listen, bar, ends_process, since, place, label)
-    from foretrain.app.training_session import run
+    trackers = asked_for(resolved.config.report_to, wandb_log=resolved.config.wandb_log)  # of those that there are
+    from foretrain.app.training_session import Request, run
 
-    return run(asked)
+    return run(Request(resolved, resume, trial, listen, bar, ends_process, since, trackers, place, label))
 
 
 def label_of(name: str | None, note: str | None, tags: Sequence[str]) -> Label:

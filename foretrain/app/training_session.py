@@ -6,7 +6,7 @@ Of several ranks the first one makes the run ready, and tells the others; they l
 import json
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from os import environ
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ import torch
 
 from foretrain.advice.micro_batch import choose as choose_micro_batch
 from foretrain.app.plan import make_plan
-from foretrain.app.training_request import Ready, Request
 from foretrain.base.cache import Cache
 from foretrain.base.errors import UserError
 from foretrain.base.files import read_text
@@ -45,6 +44,7 @@ from foretrain.predict.spec import StepSpec
 from foretrain.runs import folder, state
 from foretrain.runs.folder import Listener, Note, RunDirectory
 from foretrain.runs.record import TrainedRun
+from foretrain.runs.state import UNSAID, Label
 from foretrain.runs.trackers import TRACKERS
 from foretrain.runs.trackers.report import FINISH_S, TELL_S, Report
 from foretrain.runs.trackers.tracker import VERSION, Job, Namer, Tracker
@@ -52,8 +52,35 @@ from foretrain.training import ranks as group
 from foretrain.training import starting
 from foretrain.training.contention import Clock, Contention, Reading, own_s
 from foretrain.training.device import Placement, environment, give_back, keep_memory, place
+from foretrain.training.place import ALONE, Place
 from foretrain.training.ranks import FollowerDirectory, Group, Ranks
 from foretrain.training.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `train_resolved` is asked. `since`: the machine before torch was imported. `place`: of this rank.
+    `trackers`: that the run is reported to."""
+
+    resolved: ResolvedConfig
+    resume: bool
+    trial: bool
+    listen: Listener
+    bar: Bar
+    ends_process: bool
+    since: Reading
+    trackers: tuple[str, ...]
+    place: Place = ALONE
+    label: Label = UNSAID
+
+
+@dataclass(frozen=True)
+class Ready:
+    resolved: ResolvedConfig
+    placement: Placement
+    info: DatasetInfo
+    directory: RunDirectory
+    resuming: bool
 
 
 # Linux grants memory that it does not have and later kills a process for it, so a run that cannot fit is refused by its

@@ -82,9 +82,6 @@ class LanguageModel(nn.Module):
             logits = logits.float()
         return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.reshape(-1), ignore_index=-1)
 
-    def next_logits(self, idx: Tensor) -> Tensor:
-        return self.lm_head(self.hidden(idx)[:, -1])
-
 
 def make_model(config: RunConfig) -> LanguageModel:
     module, name = family_of(config).model

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from foretrain.base.errors import UserError
 from foretrain.base.quantities import Limit
 from foretrain.config.finetune.options import Bound, FineTune
 from foretrain.config.hub.facts import ModelSource
@@ -81,9 +80,6 @@ class FineTuning:
             return spent_of(made.total_s or made.step_s, made, limit, reading)
 
         return spent
-
-    def no_time(self, found: Forecast, text: str) -> UserError:
-        return UserError("usage.no_time", text=text, gpu=found.where.card.name)
 
     def check(self, found: Forecast, text: str, *, steps: bool = False) -> None:
         if isinstance(found.plan, FineTunePlan):

@@ -4,9 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from foretrain.base.errors import UserError
 from foretrain.base.quantities import Limit
-from foretrain.base.records import Note, Record
+from foretrain.base.records import Record
 from foretrain.hardware.catalogue import Gpu
 from foretrain.hardware.cluster import Cluster
 from foretrain.predict.finetune.plan import FineTunePlan
@@ -28,10 +27,6 @@ class Placement:
     @property
     def world(self) -> int:
         return self.cluster.world if self.cluster else 1
-
-    @property
-    def per_node(self) -> int:
-        return self.cluster.per_node if self.cluster else 1
 
 
 class Range(NamedTuple):
@@ -89,10 +84,6 @@ class Run(Protocol):
         """Return how much of the limit's kind a forecast's run takes by its number of steps."""
         ...
 
-    def no_time(self, found: "Forecast", text: str) -> UserError:
-        """Return the error for what was asked by `text` and needs a time that is not known."""
-        ...
-
     def check(self, found: "Forecast", text: str, *, steps: bool = False) -> None:
         """Raise UserError where a forecast cannot answer what was asked by `text`; `steps`: about its steps."""
         ...
@@ -138,10 +129,6 @@ class Forecast:
     @property
     def timing(self) -> Timing | None:
         return self.plan.timing
-
-    @property
-    def notes(self) -> tuple[Note, ...]:
-        return self.plan.notes
 
 
 def forecast(run: Run, where: Placement) -> Forecast:

@@ -56,9 +56,6 @@ class Generation:
     def spent(self, found: Forecast, limit: Limit, reading: Reading) -> Callable[[int], float]:
         raise _no_steps(limit.as_option)
 
-    def no_time(self, found: Forecast, text: str) -> UserError:
-        return UserError("usage.no_time", text=text, gpu=found.where.card.name)
-
     def check(self, found: Forecast, text: str, *, steps: bool = False) -> None:
         if steps:
             raise _no_steps(text)

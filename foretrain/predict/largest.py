@@ -1,12 +1,17 @@
 """The largest value of an option with which a run still fits: by the estimate at once, or by a search over traces."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from itertools import groupby
 from typing import Literal
 
 from foretrain.base.errors import UserError
 from foretrain.base.records import Record
-from foretrain.predict.forecast import Forecast, Probe
-from foretrain.predict.search import search_outwards
+from foretrain.hardware.catalogue import Gpu
+from foretrain.hardware.cluster import cluster_of
+from foretrain.predict.forecast import Forecast, Placement, Probe, forecast
+from foretrain.predict.search import bisect, search_outwards
 
 MOST_LINES, NEAR = 5, 8  # a guess that is within an eighth of the one before is searched from
 
@@ -88,3 +93,80 @@ class _Tried:
     def needed(self, value: int) -> int:
         self.fits(value)
         return self.probes[value].needed_expected_bytes
+
+
+GIB = 1 << 30
+TRIED, SHOWN = 2, 4  # cards of a size that decide whether it fits there, and that are shown
+
+
+class Tried(Record):
+    """What a run needs on a card, and what that gives it. `place`: the card, or how many of it."""
+
+    place: str
+    memory_bytes: int
+    needed_bytes: int
+    available_bytes: int | None
+    fits: bool
+
+
+class SmallestCard(Record):
+    """Cards with the least memory on which a run fits, the fastest first. `too_small`: with the next less memory."""
+
+    fitting: tuple[Tried, ...]
+    too_small: Tried | None
+
+
+def smallest_card(
+    made: Forecast, cards: Iterable[Gpu], listen: Callable[[str], None] = lambda name: None
+) -> SmallestCard:
+    """Return the cards with the least memory on which the run fits, as many of each. Raises UserError."""
+    known = sorted((gpu for gpu in cards if gpu.memory_bytes), key=_size)
+    sizes = [sorted(group, key=_speed, reverse=True) for _, group in groupby(known, key=_size)]
+    tries: dict[str, Tried | None] = {}
+    problems: list[UserError] = []
+
+    def tried(gpu: Gpu) -> Tried | None:
+        listen(gpu.name)
+        try:
+            found = forecast(made.run, placed(made.where, gpu))
+        except UserError as error:  # a card that cannot run it
+            problems.append(error)
+            return None
+        needed, room = found.peak_bytes, found.available_bytes
+        return Tried(
+            place=found.plan.place, memory_bytes=gpu.memory_bytes or 0, needed_bytes=needed, available_bytes=room,
+            fits=found.fits,
+        )  # fmt: skip
+
+    def of_size(place: int, most: int) -> list[Tried]:
+        for gpu in sizes[place][:most]:
+            if gpu.name not in tries:
+                tries[gpu.name] = tried(gpu)
+        return [found for gpu in sizes[place][:most] if (found := tries[gpu.name]) is not None]
+
+    def fits(count: int) -> bool:
+        return any(each.fits for each in of_size(len(sizes) - count, TRIED))
+
+    count = bisect(fits, 0, len(sizes) + 1) if sizes else 0
+    place = len(sizes) - count
+    if problems and not any(tries.values()):
+        raise problems[0]
+    fitting = [each for each in of_size(place, SHOWN) if each.fits] if count else []
+    small = of_size(place - 1, TRIED) if place else []
+    return SmallestCard(fitting=tuple(fitting), too_small=small[0] if small else None)
+
+
+def _size(gpu: Gpu) -> int:
+    return math.ceil((gpu.memory_bytes or 0) / GIB)
+
+
+def _speed(gpu: Gpu) -> float:
+    return gpu.bandwidth_bytes_per_s or 0.0
+
+
+def placed(where: Placement, gpu: Gpu) -> Placement:
+    """Return the same number of cards of another kind, over the links that such cards usually have."""
+    cards = where.cluster
+    if cards is not None:
+        cards = cluster_of(gpu, cards.world, cards.per_node)
+    return replace(where, card=gpu, cluster=cards)

@@ -198,9 +198,11 @@ class Plan(PlanRecord):
 
 
 def no_time(plan: PlanRecord, text: str) -> UserError:
-    if isinstance(plan, Plan) and plan.of_untimed_recipe:
-        return UserError("usage.no_time_of_recipe", text=text, recipe=plan.config.recipe)
-    return UserError("usage.no_time", text=text, gpu=plan.place)
+    """Return the error for what was asked by `text` and needs a time that is not known."""
+    one: Any = getattr(plan, "one_card", plan)  # of several cards
+    if isinstance(one, Plan) and one.of_untimed_recipe:
+        return UserError("usage.no_time_of_recipe", text=text, recipe=one.config.recipe)
+    return UserError("usage.no_time", text=text, gpu=one.gpu.name)
 
 
 def _counts(shape: ModelShape) -> ModelCounts:

@@ -78,11 +78,6 @@ class Pretraining:
         spec = StepSpec.of(self.config, found.where.card, self.step)
         return spent_by_steps(found.timing, spec, limit, reading, found.where.world)
 
-    def no_time(self, found: Forecast, text: str) -> UserError:
-        made = found.plan.one_card if isinstance(found.plan, ClusterPlan) else found.plan
-        assert isinstance(made, Plan)
-        return plans.no_time(made, text)
-
     def check(self, found: Forecast, text: str, *, steps: bool = False) -> None:
         if steps and self.config.eval_only:
             raise UserError("usage.eval_only", text=text)

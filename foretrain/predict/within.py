@@ -7,7 +7,7 @@ from foretrain.base.quantities import Limit, currency_code
 from foretrain.base.records import Record
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.forecast import Forecast
-from foretrain.predict.plan import Plan, Reading
+from foretrain.predict.plan import Plan, Reading, no_time
 from foretrain.predict.ranks import ClusterPlan
 from foretrain.predict.search import bisect
 from foretrain.predict.speed.time import Range
@@ -70,7 +70,7 @@ def within(found: Forecast, limit: Limit) -> Within:
     run = found.run
     run.check(found, limit.as_option, steps=True)
     if found.timing is None:
-        raise run.no_time(found, limit.as_option)
+        raise no_time(found.plan, limit.as_option)
     check_currency(limit, run.prices.currency)
     expected, cautious, optimistic = (
         most_steps(limit, run.tokens_per_step, run.spent(found, limit, reading))

@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+from dataclasses import replace
 
 import pytest
 
@@ -170,7 +171,7 @@ def test_a_change_of_time_is_in_words() -> None:
     answer = first_answer(found, Asked(words=words))
     for slower, said in (0.393, "39.3% more time per step"), (-0.034, "3.4% less time per step"):
         advice = answer.advice.model_copy(update={"effect": answer.advice.effect.model_copy(update={"slower": slower})})
-        rows = first_view.screen(found, Asked(words=words), answer.model_copy(update={"advice": advice})).rows
+        rows = first_view.screen(found, Asked(words=words), replace(answer, advice=advice)).rows
         assert said in " ".join(str(row.text) for row in rows if isinstance(row.text, str))
 
 

@@ -42,7 +42,7 @@ def uncached(model: LanguageModel, ids: list[int], count: int, sampling: Samplin
     window, made = list(ids)[-T:], list[int]()
     for _ in range(count):
         with torch.no_grad():
-            logits = model.next_logits(torch.tensor([window]))[0]
+            logits = model.lm_head(model.hidden(torch.tensor([window]))[0, -1])
         made.append(choose(logits[:90], sampling, generator))
         window.append(made[-1])
         if len(window) > T:

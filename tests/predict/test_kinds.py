@@ -10,10 +10,9 @@ from foretrain.base.errors import UserError
 from foretrain.base.quantities import Limit, parse_limit
 from foretrain.hardware.catalogue import Gpu, catalogue, find
 from foretrain.predict.forecast import Forecast, Placement, Probe, Range, forecast
-from foretrain.predict.largest import largest
+from foretrain.predict.largest import largest, smallest_card
 from foretrain.predict.memory import Verdict
 from foretrain.predict.plan import Reading
-from foretrain.predict.smallest import smallest_card
 from foretrain.predict.timing import PRICES, Prices
 from foretrain.predict.within import within
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from foretrain.advice.frontier import predicted
+from foretrain.advice.outlook import predicted
 from foretrain.base.errors import UserError
 from foretrain.base.quantities import parse_bytes, parse_limit
 from foretrain.config.families import FAMILIES

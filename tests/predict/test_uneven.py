@@ -1,7 +1,7 @@
 """Where a larger micro-batch needs less memory, each screen that shows two of them says why."""
 
 from foretrain.advice.advisor import advise
-from foretrain.advice.frontier import Frontier, FrontierPoint
+from foretrain.advice.outlook import Frontier, FrontierPoint
 from foretrain.advice.record import Setting
 from foretrain.base.messages import say
 from foretrain.base.units import GIB

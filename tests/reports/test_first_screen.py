@@ -8,8 +8,6 @@ import shlex
 import pytest
 from rich.console import Console
 
-from foretrain.advice.asked import Asked
-from foretrain.advice.first_answer import FirstAnswer, first_answer
 from foretrain.base.messages import format_value, has, say, speaking, texts
 from foretrain.base.units import GIB, format_rough
 from foretrain.config.resolve import WORDS, resolve
@@ -21,7 +19,6 @@ from foretrain.predict.speed.limit import bottleneck
 from foretrain.predict.trace.record import Allocation, role_of
 from foretrain.reports import text
 from foretrain.reports.document import Message, Row, Screen
-from foretrain.reports.views import first as first_view
 from tests.kit.command import REPO, first_screen, foretrain
 
 CASE_C, CASE_D = (str(REPO / "examples" / "real-cases" / f"{case}.py") for case in "cd")
@@ -242,13 +239,6 @@ def test_formats_of_ranges() -> None:
     assert [format_rough(x) for x in (0, 0.0123, 6, 12.2, 104, 1290)] == ["0", "0.012", "6.0", "12", "100", "1,300"]
     with speaking("ar"):
         assert "0.01" in format_value(0.002, "money")
-
-
-def test_first_answer_round_trips() -> None:
-    found = first_answer(made("gpt2-774m"), Asked(words=("gpt2-774m",)))
-    assert FirstAnswer.from_json(found.model_dump_json()) == found
-    assert found.next in ("change", "advise")
-    assert first_view.screen(made("gpt2-774m"), Asked(), found).rows
 
 
 # -- what --explain says -------------------------------------------------------------------------------------------

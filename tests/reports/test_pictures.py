@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretrain.advice import frontier, outlook
+from foretrain.advice import outlook
 from foretrain.analysis import run_pace as vital_signs
 from foretrain.analysis.forecast_check import Row, Sources
 from foretrain.base import messages
@@ -103,7 +103,7 @@ def test_roofline_has_the_steps_flops_and_the_cards_peaks() -> None:
 
 def test_frontier_has_the_plan_and_only_what_nothing_beats() -> None:
     p = made("gpt2-124m")
-    found = frontier.predicted(p, "foretrain")
+    found = outlook.predict_frontier(p, "foretrain")
     assert found is not None
     assert p.timing is not None
     own = next(point for point in found.points if point.given)
@@ -132,7 +132,7 @@ def test_what_tune_measured_takes_the_place_of_the_forecast() -> None:
         "stop": "decided", "rounds": 1, "took_s": 1, "budget_s": 1, "most_trials": 3, "clock": "wall", "elsewhere": 0.0,
     }  # fmt: skip
     tuning = Tuning.model_validate(values)
-    found = frontier.measured(tuning, None)
+    found = outlook.frontier_of_tuning(tuning, None)
     assert found.source == "measured (tune)"
     assert [(p.batch_size, p.best) for p in found.points] == [(8, True), (4, False), (16, True)]
 

@@ -229,7 +229,7 @@ SKIPPED = {
     "predict/compiled/step.py": 2,
     "reports/views/plan.py": 1,
     "training/nonfinite.py": 2,
-    "advice/frontier.py": 1,
+    "advice/outlook.py": 1,
     "advice/remedies.py": 1,
     "analysis/forecast_check.py": 1,
     "analysis/log_checks.py": 1,

@@ -15,8 +15,7 @@ from foretrain.base.records import Note
 from foretrain.cli.common import ERR, OUT, print_json, print_notes, print_said, working
 from foretrain.hardware.catalogue import Gpu, catalogue, stated_bytes
 from foretrain.predict.allocator.settings import driver_backend
-from foretrain.predict.largest import Largest, largest
-from foretrain.predict.smallest import SmallestCard, smallest_card
+from foretrain.predict.largest import Largest, SmallestCard, largest, smallest_card
 from foretrain.reports import text
 from foretrain.reports.views import document_of
 
@@ -94,7 +93,7 @@ def check_readings(depth: Depth, gpus: Sequence[Gpu]) -> None:
 
 def deepened(request: Any, plans: list[Any], depth: Depth) -> list[Any]:
     """Return the plans with traced memory where that was asked for; the snapshot is written."""
-    if not depth.traces and not (depth.explain and request.explains_traced):
+    if not depth.traces and not (depth.explain and request.kind == "pretraining"):
         return plans
     with progress(depth.quiet) as listen:
         plans = [request.traced(plan, listen, depth.look) for plan in plans]

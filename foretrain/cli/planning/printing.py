@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from foretrain.app import finetune as tuning
     from foretrain.app import training_script as script
     from foretrain.predict.inference.plan import RunnableModels
-    from foretrain.predict.smallest import SmallestCard
+    from foretrain.predict.largest import SmallestCard
     from foretrain.reports.views import cards as cards_view
     from foretrain.reports.views import first as first_view
     from foretrain.reports.views import generation as generation_view

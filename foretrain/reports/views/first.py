@@ -68,7 +68,7 @@ def _takes_of(plan: Plan, answer: FirstAnswer) -> list[Row]:
     instead = _changed_timing(plan, answer)
     if answer.changed is None or instead is None:
         return takes_rows(plan, plan.timing)
-    changed = plan.model_copy(update={"config": answer.changed.config})
+    changed = plan.model_copy(update={"config": answer.changed.state.config})
     return takes_rows(changed, instead, marks=("with_change", "with_it"))
 
 

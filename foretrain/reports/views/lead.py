@@ -21,7 +21,7 @@ from foretrain.reports.views.shared import TONES, room, verdict_id, why_not
 
 if TYPE_CHECKING:
     from foretrain.advice.best import Best
-    from foretrain.predict.smallest import SmallestCard
+    from foretrain.predict.largest import SmallestCard
 
 DIES = {"may_not_fit": "may_not_fit_exact", "does_not_fit": "does_not_fit_exact"}
 

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterable
 
-from foretrain.advice.frontier import Frontier, FrontierPoint
-from foretrain.advice.outlook import CardOption, Outlook
+from foretrain.advice.outlook import CardOption, Frontier, FrontierPoint, Outlook
 from foretrain.base.messages import has
 from foretrain.predict.plan import Plan
 from foretrain.predict.speed.limit import Roofline, RooflinePoint

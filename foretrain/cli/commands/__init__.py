@@ -70,6 +70,8 @@ class Program(Group):
 
 EPILOG = """Examples:
 foretrain plan gpt2-124m --gpu "RTX 4070"
+foretrain plan qwen3-8b --method qlora --gpu 4070   (fine-tuning)
+foretrain plan axolotl.yaml --gpu 3090   (also LLaMA-Factory, TRL, torchtune, unsloth)
 foretrain demo   (shows everything in three minutes)"""
 
 
@@ -95,8 +97,8 @@ app = Program(
         ),
     ],
     context_settings={"color": True},  # rich has left the colours out where they go nowhere
-    help="Know what a GPT training run needs before you start it. Run it within those limits. See where the forecast "
-    "was off, and why.",
+    help="Know what training or fine-tuning a model needs before you start it. Run it within those limits. See where "
+    "the forecast was off, and why.",
     epilog=EPILOG,
 )
 

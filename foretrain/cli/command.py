@@ -194,41 +194,31 @@ def _choose_cards(ctx: click.Context, param: click.Parameter, value: Path | None
         hardware.catalogue()
 
 
-LANG = click.Option(
-    ["--lang"],
-    metavar="LANGUAGE",
-    default=None,
-    expose_value=False,
-    is_eager=True,
-    callback=_choose_language,
-    help=f"The language, such as ar; else {common.VARIABLE}, else en. `foretrain languages` lists them.",
-)
-GPU_FILE = click.Option(
-    ["--gpu-file"],
-    type=_kind(Path),
-    metavar="FILE",
-    default=None,
-    expose_value=False,
-    is_eager=True,
-    callback=_choose_cards,
-    help=f"A TOML file with cards of your own, written like gpus.toml; else {GPU_FILE_VARIABLE}.",
-)
-
-
 def _show_all(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
     if wanted and not ctx.resilient_parsing:
         click.echo(shown.shown(ctx.command, ctx, whole=True), color=ctx.color)
         ctx.exit()
 
 
-HELP_ALL = click.Option(
-    ["--help-all"],
-    is_flag=True,
-    expose_value=False,
-    is_eager=True,
-    callback=_show_all,
-    help="Show every option, of the config too, and exit.",
+def at_once(words: str, callback: Callable[..., None], help: str, type: type = str) -> click.Option:
+    """Return an option that does its work before the command; a flag where nothing stands for a value in `words`."""
+    spelling, _, metavar = words.partition(" ")
+    value: dict[str, Any] = {"metavar": metavar, "type": _kind(type), "default": None} if metavar else {"is_flag": True}
+    return click.Option([spelling], expose_value=False, is_eager=True, callback=callback, help=help, **value)
+
+
+LANG = at_once(
+    "--lang LANGUAGE",
+    _choose_language,
+    f"The language, such as ar; else {common.VARIABLE}, else en. `foretrain languages` lists them.",
 )
+GPU_FILE = at_once(
+    "--gpu-file FILE",
+    _choose_cards,
+    f"A TOML file with cards of your own, written like gpus.toml; else {GPU_FILE_VARIABLE}.",
+    Path,
+)
+HELP_ALL = at_once("--help-all", _show_all, "Show every option, of the config too, and exit.")
 
 
 class Command(click.Command):

@@ -55,14 +55,16 @@ def end_with_parent() -> None:
 def child_words(words: list[str], *, resume: bool) -> list[str]:
     """The child's command line: ours without --auto-restart; with `resume`, --resume auto whatever was asked for."""
     own = [word for word in words if word != "--auto-restart"]
-    if not resume:
-        return own
+    return [*without(own, "--resume"), "--resume=auto"] if resume else own
+
+
+def without(words: list[str], option: str) -> list[str]:
     kept, skip = [], False
-    for word in own:
-        if not skip and word != "--resume" and not word.startswith("--resume="):
+    for word in words:
+        if not skip and word != option and not word.startswith(f"{option}="):
             kept.append(word)
-        skip = word == "--resume" and not skip
-    return [*kept, "--resume=auto"]
+        skip = word == option and not skip
+    return kept
 
 
 def keep_going(config: RunConfig, *, wait: Callable[[float], object] = time.sleep) -> int:
@@ -192,21 +194,11 @@ def _of_skypilot(gpus: int, environ: Mapping[str, str]) -> Start | None:
     return Start(local, int(node), int(nodes), addresses[0] if addresses else "127.0.0.1")
 
 
-def own_words(words: list[str]) -> list[str]:
-    """The ranks' command line: ours without --gpus."""
-    kept, skip = [], False
-    for word in words:
-        if not skip and word != "--gpus" and not word.startswith("--gpus="):
-            kept.append(word)
-        skip = word == "--gpus" and not skip
-    return kept
-
-
 def run(start: Start) -> int:
     """Start the ranks and wait for them; the exit code. Raises UserError where one died and the first said nothing."""
     reader, writer = os.pipe()
     environ = _environment(start) | ({PIPE: str(reader)} if os.name == "posix" else {})
-    command = processes.command("foretrain", *own_words(sys.argv[1:]))
+    command = processes.command("foretrain", *without(sys.argv[1:], "--gpus"))
     children: list[subprocess.Popen[Any]] = []
     sent: list[int] = []
 

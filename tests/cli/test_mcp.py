@@ -76,7 +76,7 @@ def test_every_option_that_takes_a_path_is_known() -> None:
     assert set(mcp.REFUSED) <= {each.name for name in mcp.TOOLS for each in COMMANDS[name].params}
 
 
-def test_what_is_too_large_or_too_slow_gets_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_large_a_config_and_too_slow_an_answer_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "larger than 1.0" in asked("plan", config="x" * (mcp.MOST_BYTES + 1)).text
     monkeypatch.setattr(mcp, "MOST_S", 1e-3)
     slow = asked("plan", *TEXT)

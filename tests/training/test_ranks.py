@@ -251,7 +251,8 @@ def test_what_is_started_here() -> None:
     )
     with pytest.raises(UserError, match="--gpus 4"):
         keep_going.wanted(4, made, TORCHRUN)
-    assert keep_going.own_words(["train", "a.toml", "--gpus", "2", "--x=1", "--gpus=3"]) == ["train", "a.toml", "--x=1"]
+    words = ["train", "a.toml", "--gpus", "2", "--x=1", "--gpus=3"]
+    assert keep_going.without(words, "--gpus") == ["train", "a.toml", "--x=1"]
 
 
 def test_more_ranks_than_cards(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 import errno
 import os
 import sys
-from collections.abc import Callable
 from importlib import import_module
 from typing import TextIO
 
@@ -16,7 +15,7 @@ from foretrain.base.messages import say
 from foretrain.base.process_memory import collected_later
 from foretrain.base.signals import Terminated, raising_terminated
 from foretrain.cli import completion
-from foretrain.cli.command import Group
+from foretrain.cli.command import Group, at_once
 from foretrain.cli.common import ERR, from_environment, own_words, print_error
 
 # What `foretrain --help` says of each, in its order, without importing any; a command's own help begins with it.
@@ -70,6 +69,8 @@ class Program(Group):
 
 EPILOG = """Examples:
 foretrain plan gpt2-124m --gpu "RTX 4070"
+foretrain plan qwen3-8b --method qlora --gpu 4070   (fine-tuning)
+foretrain plan axolotl.yaml --gpu 3090   (also LLaMA-Factory, TRL, torchtune, unsloth)
 foretrain demo   (shows everything in three minutes)"""
 
 
@@ -79,24 +80,20 @@ def _print_version(ctx: click.Context, param: click.Parameter, wanted: bool) -> 
         ctx.exit()
 
 
-def _at_once(spelling: str, callback: Callable[..., None], help: str) -> click.Option:
-    return click.Option([spelling], is_flag=True, expose_value=False, is_eager=True, callback=callback, help=help)
-
-
 app = Program(
     "foretrain",
     params=[
-        _at_once("--version", _print_version, "Print the version and exit."),
-        _at_once("--install-completion", completion.install_script, "Install completion for the current shell."),
-        _at_once(
+        at_once("--version", _print_version, "Print the version and exit."),
+        at_once("--install-completion", completion.install_script, "Install completion for the current shell."),
+        at_once(
             "--show-completion",
             completion.show_script,
             "Show completion for the current shell, to copy it or customize the installation.",
         ),
     ],
     context_settings={"color": True},  # rich has left the colours out where they go nowhere
-    help="Know what a GPT training run needs before you start it. Run it within those limits. See where the forecast "
-    "was off, and why.",
+    help="Know what training or fine-tuning a model needs before you start it. Run it within those limits. See where "
+    "the forecast was off, and why.",
     epilog=EPILOG,
 )
 

@@ -10,6 +10,20 @@ EPILOG = """Examples:
 foretrain gpus
 foretrain gpus 4070
 foretrain gpus --json"""
+COLUMNS = {
+    "gpu": "name",
+    "architecture": "architecture",
+    "sm": "sm_count",
+    "memory": "memory_bytes",
+    "bandwidth": "bandwidth_gb_per_s",
+    "bf16": "bf16_dense_tflops",
+    "fp16": "fp16_dense_tflops",
+    "fp16_acc16": "fp16_acc16_dense_tflops",
+    "tf32": "tf32_dense_tflops",
+    "fp32": "fp32_tflops",
+    "fp8": "fp8_dense_tflops",
+    "power": "board_power_w",
+}
 
 
 @command("gpus", EPILOG)
@@ -27,43 +41,19 @@ def gpus_command(name: str | None, as_json: bool) -> None:
         text.render(_all(cards), OUT)
 
 
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:g}"
+def _cell(value: object) -> str:
+    return "–" if value is None else f"{value:g}" if isinstance(value, int | float) else str(value)
 
 
 def _all(cards: list[Gpu]) -> Document:
     rows = tuple(
-        (
-            gpu.name,
-            gpu.architecture,
-            _number(gpu.sm_count),
-            Quantity(gpu.memory_bytes, "bytes"),
-            _number(gpu.bandwidth_gb_per_s),
-            _number(gpu.bf16_dense_tflops),
-            _number(gpu.fp16_dense_tflops),
-            _number(gpu.fp16_acc16_dense_tflops),
-            _number(gpu.tf32_dense_tflops),
-            _number(gpu.fp32_tflops),
-            _number(gpu.fp8_dense_tflops),
-            _number(gpu.board_power_w),
+        tuple(
+            Quantity(gpu.memory_bytes, "bytes") if name == "memory" else _cell(getattr(gpu, field))
+            for name, field in COLUMNS.items()
         )
         for gpu in cards
     )
-    names = (
-        "gpu",
-        "architecture",
-        "sm",
-        "memory",
-        "bandwidth",
-        "bf16",
-        "fp16",
-        "fp16_acc16",
-        "tf32",
-        "fp32",
-        "fp8",
-        "power",
-    )
-    columns = tuple(Message(f"column.{name}") for name in names)
+    columns = tuple(Message(f"column.{name}") for name in COLUMNS)
     table = Table(columns, rows, frozenset(range(2, 12)), optional=(7, 1, 10, 2, 8, 11))
     title, subtitle = Message("gpus.title", {"count": len(cards)}), Message("gpus.subtitle")
     return Document(title, subtitle, [Section(Message("gpus.section"), (table,))])

@@ -68,17 +68,8 @@ def report_command(
     target = making.checked_target(out or making.default_target(named))
     silent = quiet or as_json
     with progress(silent or not exact) as listen:
-        kind, document = making.document(
-            making.Asked(
-                named,
-                options,
-                Cards(gpus, gpu, others=others),
-                price,
-                exact,
-                partial(print_notes, quiet=silent),
-                listen,
-            )
-        )
+        given = (named, options, Cards(gpus, gpu, others=others), price, exact, partial(print_notes, quiet=silent))
+        kind, document = making.document(making.Asked(*given, listen))
     path = making.write(document, target)
     if as_json:
         print_json({"schema": SCHEMA, "path": str(path), "kind": kind, "size_bytes": path.stat().st_size})

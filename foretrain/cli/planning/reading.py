@@ -1,5 +1,6 @@
 """What was typed behind `plan` and `advise`: the run that is meant, and which options go with it."""
 
+import gc
 import os
 import shlex
 import sys
@@ -124,6 +125,7 @@ class Copy:
 def print_kept(context: click.Context, words: list[str], answer: Callable[[PlanRequest], None]) -> None:
     """Print what `answer` prints of what is asked, and keep it for `main`, which repeats it at once."""
     began_ns = time.time_ns()
+    gc.set_threshold(50_000, 20, 100)  # of a million objects few are in cycles, whose search took a tenth
     with redirect_stderr(Copy(sys.stderr)) as said:  # type: ignore[type-var]
         request = read(context, words)
     elsewhere = any(name.endswith("ALLOC_CONF") for name in os.environ) or OUT.file is not sys.stdout or "-" in words

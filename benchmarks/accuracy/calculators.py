@@ -86,7 +86,7 @@ CALCULATORS = (
         "18 or 20 bytes a weight and activations, with attention written out; no logits; says to add some GiB",
     ),
     Calculator(
-        "Megatron-LM's report", megatron, "18 bytes a weight and 16-bit activations, one copy of the logits, 5 % on top"
+        "Megatron-LM's report", megatron, "18 bytes a weight and 16-bit activations, one copy of the logits, 5% on top"
     ),
 )  # fmt: skip
 

@@ -17,7 +17,7 @@ from foretrain.cli.common import OUT
 from foretrain.predict.step_moments import step_moments
 from foretrain.reports import charts
 from foretrain.reports.axes import Scale, text_width
-from foretrain.reports.plots import DIM, INK, LINES, Node, Plot, framed, marks, markup, node, number
+from foretrain.reports.plots import DIM, INK, Node, Plot, colour, framed, marks, markup, node, number
 from foretrain.reports.views.memory import moments_picture
 
 PICTURES = ROOT / "docs" / "pictures"
@@ -27,7 +27,7 @@ CONSOLE_FORMAT = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, fl
 )
 STYLE = (
     "text{font:12px system-ui,sans-serif}:root{--ink:#1b1f24;--dim:#57606a;--line:#d1d9e0}"
-    "@media (prefers-color-scheme:dark){:root{--ink:#e6edf3;--dim:#9ba4ae;--line:#3d444d}}"
+    "@media (prefers-color-scheme:dark){:root{--ink:#e6edf3;--dim:#9ba4ae;--line:#3d444d;--line-0:#56b4e9;--line-1:#ff9e5e}}"
 )
 GREY = "#9aa1a9"
 
@@ -67,8 +67,8 @@ def memory_clouds() -> list[Cloud]:
     ]
     return [
         (f"H100, blind ({len(first)})", GREY, first),
-        (f"H100, after learning from these runs ({len(now)})", LINES[0], now),
-        (f"published by others, nothing fitted ({len(others)})", LINES[1], others),
+        (f"H100, after learning from these runs ({len(now)})", colour(0), now),
+        (f"published by others, nothing fitted ({len(others)})", colour(1), others),
     ]
 
 
@@ -81,8 +81,8 @@ def time_clouds() -> list[Cloud]:
     others = [(tokens_of(case) / case["tokens_per_s"], 1 + case["error"]) for case in cases]
     return [
         (f"H100, blind ({len(first)})", GREY, first),
-        (f"H100, after learning from these runs ({len(now)})", LINES[0], now),
-        (f"published by others ({len(others)})", LINES[1], others),
+        (f"H100, after learning from these runs ({len(now)})", colour(0), now),
+        (f"published by others ({len(others)})", colour(1), others),
     ]
 
 
@@ -203,8 +203,8 @@ def legend(series: Iterable[tuple[str, Node]], width: int) -> Plot:
     return plot
 
 
-RECIPES = {"nanogpt": (GREY, "nanoGPT's recipe"), "nanogpt tuned": (LINES[0], "… at its best learning rate"),
-           "modern, 1/6 of the steps": (LINES[1], "modern, a sixth of the steps")}  # fmt: skip
+RECIPES = {"nanogpt": (GREY, "nanoGPT's recipe"), "nanogpt tuned": (colour(0), "… at its best learning rate"),
+           "modern, 1/6 of the steps": (colour(1), "modern, a sixth of the steps")}  # fmt: skip
 
 
 def recipes() -> str:

@@ -25,7 +25,7 @@ import product_tables
 import time_tables  # noqa: F401
 import toml_schemas
 import training_tables  # noqa: F401
-from tables import PARTS, ROOT, part
+from tables import ROOT, made, part
 
 from foretrain.base import messages
 from foretrain.cli import app
@@ -69,11 +69,11 @@ def console(old: str, of: str | None) -> str:
 def fill(page: str) -> str:
     """Return the page with each generated part replaced."""
 
-    def made(found: re.Match[str]) -> str:
+    def replaced(found: re.Match[str]) -> str:
         name = found["name"]
-        return f"{found[1]}\n{console(found['old'], found['of']) if name == 'console' else PARTS[name]()}\n{found[5]}"
+        return f"{found[1]}\n{console(found['old'], found['of']) if name == 'console' else made(name)}\n{found[5]}"
 
-    return _PART.sub(made, page)
+    return _PART.sub(replaced, page)
 
 
 def wanted(names: list[str]) -> Iterator[tuple[Path, str]]:

@@ -18,10 +18,32 @@ _UNITS = {
 }  # fmt: skip
 
 
+READ: dict[str, Any] = {}  # results that the part under way took figures from
+
+
 @cache
+def _loaded(name: str) -> Any:
+    return json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
+
+
 def result(name: str) -> Any:
     """Return benchmarks/results/NAME.json."""
-    return json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
+    READ[name] = _loaded(name)
+    return READ[name]
+
+
+def made(name: str) -> str:
+    """Return the text of a part; where it has a table, with the date and the commit of each result in it."""
+    READ.clear()
+    text = PARTS[name]()
+    if not READ or "| --" not in text:
+        return text
+    of = []
+    for file, found in READ.items():
+        about = found if isinstance(found, dict) else {}
+        facts = [about.get("date", ""), f"commit {about['commit']}" if about.get("commit") else ""]
+        of.append(", ".join([f"[{file}.json](../benchmarks/results/{file}.json)", *filter(None, facts)]))
+    return f"{text}\n\nFrom {'; '.join(of)}."
 
 
 class _Template(string.Formatter):

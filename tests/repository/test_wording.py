@@ -92,7 +92,7 @@ REPLACED_IN_NAMES = {
 LEFT_IN_CODE: dict[str, dict[str, int]] = {
     "benchmarks": {"again": 2, "estimate": 2, "freed, ends": 3, "largest error": 1, "matmuls": 1, "option": 14,
         "repeated": 2, "reports, unknown": 15, "steady state": 1},
-    "docs": {"option": 1, "reports, unknown": 5},
+    "docs": {"reports, unknown": 5},
     "foretrain/advice": {"does not help": 2, "earlier": 1, "estimate": 6, "fastest; smallest change": 13,
         "matmuls": 1, "option": 5, "reports, unknown": 6, "used by other programs": 1},
     "foretrain/analysis": {"matmuls": 1, "reports, unknown": 5},

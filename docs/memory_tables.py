@@ -138,8 +138,8 @@ def claim() -> str:
     return (
         f"**Memory**: in its first test on an H100, before the model had seen one, the traced peak of PyTorch was within 3% in {near} of "
         f"{len(runs)} pretraining runs. What nvidia-smi shows was {shown:.0%} more than predicted (median), and above the stated range in {high}; the model "
-        f"has learned from that since. **Time**: {every['inside']} of {every['runs']} published runs took a time in the stated range; the median error is "
-        f"{every['median_abs_error']:.0%}, {judged['median_abs_error']:.0%} in the {judged['runs']} that set no rule. We have not measured a GeForce card: "
+        f"has learned from that since. **Time**: {every['inside']} of {every['runs']} published runs finished within the predicted range; the median error is "
+        f"{every['median_abs_error']:.0%}, {judged['median_abs_error']:.0%} in the {judged['runs']} that were never used to choose a rule. We have not measured a GeForce card: "
         "`foretrain verify` tests yours in ten minutes. [All numbers](docs/trust.md)."
     )
 

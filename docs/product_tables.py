@@ -58,10 +58,10 @@ def tolls() -> str:
 def held() -> str:
     found = result("advice")
     return fill(
-        "{pairs} random runs on random cards got {advices:,} advices: {denied_by_plan} whose fit a new plan of the changed config "
+        "{pairs} random runs on random cards got {advices:,} suggestions: {denied_by_plan} whose fit a new plan of the changed config "
         "denies, and none whose figures differ by more than {promise:.2g}% from it. Of {do_not_fit} runs that do not fit with their "
         "margin, a search over every set of changes finds a fit for {with_a_fit_in_the_space}: {of_these_without_advice} of these got "
-        "no advice, {of_these_less_exact_than_possible} only a less exact one. {traced_advices} advices of {traced_runs} small eager "
+        "no suggestion, {of_these_less_exact_than_possible} only a less exact one. {traced_advices} suggestions of {traced_runs} small eager "
         "runs were traced: {denied_by_trace} do not fit by the trace, {tight_by_trace} fit without their margin only. Median "
         "{median_s:.2s} of processor time, longest {longest_s:.1s}. (`python benchmarks/advice.py`, {date})",
         found["summary"], promise=found["summary"]["worst_promise"] * 100, date=found["date"],
@@ -157,7 +157,7 @@ def link_names() -> str:
 @part("cluster-measured")
 def cluster() -> str:
     return table(
-        "published runs | figures > | median error > | median of sizes > | above 20% (memory: 5%) > | in the stated range >",
+        "published runs | figures > | median error > | median absolute error > | above 20% (memory: 5%) > | in the stated range >",
         (
             fill(
                 "{name} | {rows} | {median_error:+.1p} | {median_abs_error:.1p} | {misses} | {inside}", one,
@@ -173,7 +173,7 @@ def cluster_sentence() -> str:
     found = result("cluster_measured")
     worlds, fits = [row["world"] for row in found["rows"]], found["fits"]
     return fill(
-        "{rows} published times of a step on {low} to {high} cards: the median of the errors' sizes is {median_abs_error:.1p}, "
+        "{rows} published times of a step on {low} to {high} cards: the median absolute error is {median_abs_error:.1p}, "
         "{in_range} are in the stated range (`python benchmarks/cluster_measured.py`, {date}). Of llm-foundry's {runs} runs, each of "
         "which fitted its cards, {fit} are said to fit. Nothing was measured by us.",
         found["summary"]["time: all"], low=min(worlds), high=max(worlds), date=found["date"], runs=fits["rows"],
@@ -186,7 +186,7 @@ def inference() -> str:
     """Return how many rows are met, by purpose and by engine."""
     tokens = {"generated": "generated", "read": "of a prompt", "file": "sizes of files"}
     uses = {
-        "tune": "chose the constants", "held out": "held out", "host": "chose the reading of the computer's memory",
+        "tune": "used to fit", "held out": "held out", "host": "chose the reading of the computer's memory",
         "older": "older builds of llama.cpp (2023, 2024)",
     }  # fmt: skip
     rows = []

@@ -37,8 +37,8 @@ def times() -> str:
         for name in ("all", "only judged")
     )
     return fill(
-        "Of {runs} published runs {inside} took a time in the stated range; the median error is {median_abs_error:.1p}, the largest "
-        "{worst_abs_error:.0p}. Of the {n} that set no rule {held} are in the range, with a median error of {off:.1p}.",
+        "Of {runs} published runs {inside} finished within the predicted range; the median error is {median_abs_error:.1p}, the largest "
+        "{worst_abs_error:.0p}. Of the {n} that were never used to choose a rule, {held} are in the range, with a median error of {off:.1p}.",
         every, n=judged["runs"], held=judged["inside"], off=judged["median_abs_error"],
     )  # fmt: skip
 

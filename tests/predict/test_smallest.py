@@ -27,7 +27,7 @@ def test_smallest_card_fits_and_smaller_does_not(words: tuple[str, ...]) -> None
     assert found["too_small"]["memory_bytes"] < min(card["memory_bytes"] for card in found["fitting"])
     shown = " ".join(foretrain("plan", *words, "--smallest-card").stdout.split())
     assert found["fitting"][0]["place"] in shown
-    assert f"On {found['too_small']['place']} it does not fit safely" in shown
+    assert f"{found['too_small']['place']}, is too small" in shown
 
 
 def test_run_that_fits_nowhere_has_no_card() -> None:

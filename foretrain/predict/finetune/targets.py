@@ -8,6 +8,7 @@ import difflib
 
 from foretrain.base.errors import UserError
 from foretrain.base.records import Note
+from foretrain.config.finetune.arguments import names_in
 from foretrain.config.finetune.options import FineTune
 from foretrain.config.hub.facts import ModelFacts
 from foretrain.config.hub.parameters import parameters_of
@@ -68,11 +69,6 @@ def roles_of(name: str) -> tuple[str, ...]:
     """The decoder's layers that a module's name means, alone or behind parts of a block: `self_attn.q_proj`."""
     *parts, last = name.split(".")
     return ROLES.get(name) or (ROLES.get(last, ()) if set(parts) <= set(PARTS) else ())
-
-
-def names_in(text: str) -> list[str]:
-    """Names parted by commas."""
-    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def redirected(tune: FineTune) -> FineTune:

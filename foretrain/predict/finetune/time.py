@@ -15,7 +15,7 @@ from foretrain.predict.finetune.memory import MICRO_BATCHES, symbols_of
 from foretrain.predict.finetune.optimizers import TRAFFIC
 from foretrain.predict.finetune.program import Program, kernels_of
 from foretrain.predict.finetune.ranks import Weight, groups_of, waits_s
-from foretrain.predict.speed.ops import Operation, flops
+from foretrain.predict.speed.ops import Operation, flops, flops_of
 from foretrain.predict.speed.ranks import GATHER_LAUNCHES, Pace
 from foretrain.predict.speed.rates import Rates, busy_s, rates_of
 from foretrain.predict.speed.time import Range, range_between
@@ -143,15 +143,7 @@ def _operation(kernel: Kernel, runs: int, half: Dtype) -> Operation:
     if not shape:
         shape = (max((math.prod(map(int, each)) for _, each in kernel.reads + kernel.writes), default=0),)
     part: Any = kernel.part
-    return Operation(kernel.name, kind, part, runs, shape, dtype, _flops(kernel.kind, shape), read, written)
-
-
-def _flops(kind: str, shape: tuple[int, ...]) -> int:
-    if len(shape) == 3:
-        return 2 * math.prod(shape)
-    if len(shape) == 4:
-        return (10 if kind.endswith("backward") else 4) * math.prod(shape) * shape[2]
-    return 0
+    return Operation(kernel.name, kind, part, runs, shape, dtype, flops_of(kernel.kind, shape), read, written)
 
 
 def rates_for(tune: FineTune, gpu: Gpu) -> Rates | None:

@@ -202,12 +202,13 @@ def _operation(launch: Launch, runs: int, way: MicroBatchRun, sizes: _Sizes) -> 
         arithmetic = way.spec.matmul
     read, written = (sum(map(product, tensors)) for tensors in (launch.reads, launch.writes))
     return Operation(
-        launch.name, launch.kind, launch.part, runs, shape, way.spec.dtype, _flops(launch.kind, shape), read, written,
+        launch.name, launch.kind, launch.part, runs, shape, way.spec.dtype, flops_of(launch.kind, shape), read, written,
         arithmetic,
     )  # fmt: skip
 
 
-def _flops(kind: str, shape: tuple[int, ...]) -> int:
+def flops_of(kind: str, shape: tuple[int, ...]) -> int:
+    """Return the FLOPs of a matmul (three sides) or of an attention (four)."""
     if len(shape) == 3:
         return 2 * math.prod(shape)
     if len(shape) == 4:

@@ -58,15 +58,10 @@ class Cache:
             self._prune(path.parent)
 
     def _prune(self, folder: Path) -> None:
-        files = [str(path) for path in folder.glob(f"*{'[0-9a-f]' * 20}.json*")]  # and nothing of others'
-        if len(files) <= self.most_files:
-            return
-        ages: list[tuple[float, str]] = []
-        for file in files:
-            with contextlib.suppress(FileNotFoundError):
-                ages.append((Path(file).stat().st_mtime, file))
-        for _, file in sorted(ages)[: -self.most_files]:
-            Path(file).unlink(missing_ok=True)
+        files = folder.glob(f"*{'[0-9a-f]' * 20}.json*")  # and nothing of others'
+        with contextlib.suppress(FileNotFoundError):  # another process prunes, too
+            for file in sorted(files, key=lambda file: file.stat().st_mtime)[: -self.most_files]:
+                file.unlink()
 
     def keep(self, path: Path, text: str) -> None:
         with contextlib.suppress(OSError):

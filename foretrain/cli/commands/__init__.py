@@ -110,15 +110,10 @@ def run() -> int:
         _silence(sys.stdout)
         return int(ExitCode.DONE)
     except OSError as error:
-        if error.errno == errno.ENOSPC:
-            found = UserError("disk.full_output")
-        elif _is_limit(error):
-            found = UserError("disk.limit_output")
-        elif bugs.wants_traceback():
-            raise
-        else:
-            found = bugs.unexpected_error(error)
         _silence(sys.stdout)
+        if error.errno != errno.ENOSPC and not _is_limit(error):
+            return _bug(error)
+        found = UserError("disk.full_output" if error.errno == errno.ENOSPC else "disk.limit_output")
         print_error(found, as_json=False)
         return int(found.exit_code)
 

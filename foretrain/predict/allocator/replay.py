@@ -101,8 +101,7 @@ def replay(
         lifetimes, Allocator(settings, limit_bytes, physical=physical, cap_bytes=cap_bytes, addresses=addresses)
     )
     allocator, events, emptied = player.allocator, lifetimes.events, set(lifetimes.emptied)
-    play, malloc, free, blocks, sizes = player.play, allocator.malloc, allocator.free, player.blocks, lifetimes.sizes
-    plain = watch is None and not lifetimes.streams and not lifetimes.used_on
+    play = player.play
     peaks: dict[str, PhasePeak] = {}
     whole = (0, 0, 0)
     death = error = None
@@ -120,16 +119,10 @@ def replay(
         highest, highest_at = allocator.allocated_bytes, start - 1
         position = start
         try:
-            for position, event in enumerate(events[start:end], start):
+            for position in range(start, end):
                 if emptied and position in emptied:
                     empty(position)
-                if not plain:
-                    block = play(event)
-                elif event >= 0:  # as Player does; a replay makes hundreds of thousands of these
-                    block = blocks[event] = malloc(sizes[event])
-                else:
-                    free(blocks.pop(~event))
-                    continue
+                block = play(events[position])
                 if allocator.allocated_bytes > highest:
                     highest, highest_at = allocator.allocated_bytes, position
                 if watch is not None:

@@ -35,6 +35,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "decoder_start_token_id": 0,
     },
     "bart": {**BOTH, "model_type": "bart", "max_position_embeddings": 128},
+    "led": {**BOTH, "model_type": "led", "attention_window": 48},  # which pads rows, and asks for the mask's values
     "vit": VIT,
     "whisper": {
         **BOTH, "model_type": "whisper", "max_target_positions": 128,
@@ -44,6 +45,7 @@ MODELS: dict[str, dict[str, Any]] = {
 TEXT = ["input_ids", "attention_mask"]
 ROWS = {
     "bert": [*TEXT, "token_type_ids"], "t5": [*TEXT, "decoder_input_ids"], "bart": [*TEXT, "decoder_input_ids"],
+    "led": [*TEXT, "decoder_input_ids"],
     "vit": ["pixel_values"], "whisper": ["input_features"],
 }  # fmt: skip
 

@@ -58,7 +58,7 @@ class Inputs:
     fields: Mapping[str, np.ndarray] = field(default_factory=dict)
     processor: str = ""
     marks: tuple[str, ...] = ()
-    token: int = 0
+    token: int = -1
     count: int = 0
     tokens: int = 0
 
@@ -72,19 +72,15 @@ class Inputs:
     def batch(self, tracer: Tracer, shape: tuple[int, int], *, padded: bool) -> dict[str, Tensor]:
         """Return the inputs of so many rows of so many tokens: each row begins with its pictures."""
         rows, length = shape
-        row: dict[str, Any] = {}
-        if self.tokens:
-            each = self.tokens // self.count
-            ids, mask = np.full((1, length), int(self.token == 0)), np.ones((1, length), dtype=np.int64)
-            for start in range(1, self.count * (each + 1), each + 1):
-                ids[:, start : start + each] = self.token
-            mask[:, length - padded :] = 0
-            marks = dict.fromkeys(self.marks, (ids == self.token).astype(np.int64))
-            row = {"input_ids": ids, "attention_mask": mask, **marks}
+        each = self.tokens // max(1, self.count)
+        ids, mask = np.full((1, length), int(self.token == 0)), np.ones((1, length), dtype=np.int64)
+        for start in range(1, self.count * (each + 1), each + 1):
+            ids[:, start : start + each] = self.token
+        mask[:, length - padded :] = 0
+        values: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
+        values |= dict.fromkeys(self.marks, (ids == self.token).astype(np.int64))
+        row = {name: values.get(name, np.zeros_like(ids)) for name in (*self.text, *self.marks)}
         found = {name: filled(tracer, array, rows) for name, array in {**row, **self.fields}.items()}
-        for name in (name for name in self.text if name not in row):
-            made = torch.ones if name == "attention_mask" and not padded else torch.zeros
-            found[name] = made(shape, dtype=torch.int64)
         found["labels"] = torch.zeros(shape[: 1 if self.classifies else 2], dtype=torch.int64)
         if self.target:
             found["decoder_input_ids"] = torch.zeros(shape, dtype=torch.int64)

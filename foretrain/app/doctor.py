@@ -40,8 +40,9 @@ TOOLS = {
     "pacman": ("sudo pacman -S gcc", ""),
     "xcode-select": ("xcode-select --install", ""),
 }
-# CUDA releases that torch is built for, newest first, and the compute capabilities that have kernels there.
-BUILDS = {(13, 0): ((7, 5), (12, 1)), (12, 8): ((7, 0), (12, 1)), (12, 6): ((5, 0), (9, 0))}
+# CUDA releases that torch is built for, newest first, and the compute capabilities that have kernels there
+# (github.com/pytorch/pytorch/issues/172352; until torch 2.10 builds for 12.8 had 7.0, too).
+BUILDS = {(13, 0): ((7, 5), (12, 1)), (12, 8): ((7, 5), (12, 1)), (12, 6): ((5, 0), (9, 0))}
 WHEELS = "https://download.pytorch.org/whl"
 NOTES = ("no_card", "no_bf16")  # what is no fault
 LOW_BYTES = 2 * GIB  # of a disk: less holds hardly a checkpoint

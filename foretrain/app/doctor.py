@@ -43,7 +43,7 @@ TOOLS = {
 # CUDA releases that torch is built for, newest first, and the compute capabilities that have kernels there.
 BUILDS = {(13, 0): ((7, 5), (12, 1)), (12, 8): ((7, 0), (12, 1)), (12, 6): ((5, 0), (9, 0))}
 WHEELS = "https://download.pytorch.org/whl"
-NOTES = ("no_card", "no_bf16")  # what is no fault
+NOTES = ("no_card", "no_bf16")  # what is not a fault
 LOW_BYTES = 2 * GIB  # of a disk: less holds hardly a checkpoint
 
 

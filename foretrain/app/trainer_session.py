@@ -182,7 +182,7 @@ class TrainerSession:
             self.meter.done()
             if was_first and not self.tally.resumed:
                 self._enter("steady_step")
-            self.tally.last_s = time.monotonic()  # what this took is no part of a step
+            self.tally.last_s = time.monotonic()  # what this took is not part of a step
 
     def logged(self, state: Any, logs: dict[str, Any] | None) -> None:
         with self._safely():

@@ -199,12 +199,12 @@ class _Unroller:
         origin: list[int] = []
         made = [(event.serial >= 0, serial := event.tensor, r.home[serial], self.place[serial]) for event in r.events]
         for whole, small, start, end in self.order():
-            for birth, serial, home, place in made[start:end]:
+            for allocates, serial, home, place in made[start:end]:
                 if home in (small, OUTSIDE):
                     layer = OUTSIDE if home == OUTSIDE else whole
                 else:
                     layer = self.copies[home][0] if small == OUTSIDE else whole + home - small
-                if birth:
+                if allocates:
                     serials[layer, place] = len(allocated)
                     events.append(len(allocated))
                     allocated.append(serial)

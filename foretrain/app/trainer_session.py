@@ -1,7 +1,4 @@
-"""A Trainer's run with ForetrainCallback: forecast, measured, recorded; what ends it explained.
-
-Nothing here may end or slow the training: what fails is told once, and the run goes on without us.
-"""
+"""A Trainer's run with ForetrainCallback, forecast, measured, recorded. Nothing here may end or slow the training."""
 
 import atexit
 import contextlib

@@ -1,8 +1,5 @@
-"""The events of a pass: allocations and frees, recorded from a few layers and unrolled to all of them. No torch.
-
-Layers of one kind leave the same events, so at most four of each are run, and the second one's events repeated. Where
-two of a kind differ, the pass is run with all.
-"""
+"""The events of a pass, recorded from at most four layers of a kind and unrolled to all of them. No torch. Where two
+layers of a kind differ, the pass is run with all."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

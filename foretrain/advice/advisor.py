@@ -1,7 +1,4 @@
-"""What to change: every rule applied to the user's own run, planned again, and ranked for a goal. No torch.
-
-docs/advice.md says what the goals are and what a change is taken to cost; that is a choice, not a measurement.
-"""
+"""What to change: every rule applied to the user's run, planned again, ranked for a goal (docs/advice.md). No torch."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -50,11 +47,9 @@ def advise(
     rents: dict[str, float] | None = None,
     quick: bool = False,
 ) -> Advices:
-    """All advice for a plan of any kind of run; of pretraining for the step that is meant, or for `step`.
-
-    `rents`: what an hour of other cards costs, by name. `quick`: only what the short list of a plan shows.
-    Raises UserError where the goal needs what is not known: how much memory there is, or how fast the device is.
-    """
+    """All advice for a plan of any kind of run; of pretraining for the step that is meant, or for `step`. `rents`: of
+    other cards, by name. `quick`: only a plan's short list. Raises UserError where the goal needs a memory or speed
+    that is not known."""
     if isinstance(plan, FineTunePlan | InferencePlan):
         return finetune.advise(plan, goal)
     search = search_of(plan, step or (plan.step if isinstance(plan, Plan) else "foretrain"), goal, rents)
@@ -74,8 +69,7 @@ def advise(
 
 
 def short_list(plan: Plan, step: StepName) -> Advices | None:
-    """Return the three best changes for a plan's screen; None where nothing pays, or the plan is traced (advise
-    --exact)."""
+    """Return the three best changes for a plan's screen; None where nothing pays, or the plan is traced."""
     timing = plan.timing_of(step)
     if plan.exact or plan.config.eval_only or (plan.available_bytes is None and timing is None):
         return None

@@ -1,8 +1,5 @@
-"""The GPT of lowest estimated loss that fits a card and a limit of time, energy or money: a search over shapes.
-
-Heads of 64, and width / depth as in GPT-2 and in the models of Chinchilla's law (arXiv:2203.15556, table A9): the law
-knows a shape only by its parameters. predict/scaling.py says what such a loss is worth.
-"""
+"""The GPT of lowest estimated loss that fits a card and a limit of time, energy or money: a search over shapes. Heads
+of 64, and width / depth as in GPT-2 and the models of Chinchilla's law (arXiv:2203.15556, table A9)."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -189,8 +186,7 @@ class _Search:
         return None
 
     def that_fit(self, needs: Callable[[int], int], count: int, checkpointing: bool) -> int:
-        """Count the first of `count` settings that fit; needs grow (0: does not fit). The last shape's answer is tried
-        first."""
+        """Count the first settings that fit; needs grow (0: does not fit). The last shape's answer is tried first."""
         fit = min(self.fitted.get(checkpointing, count), count)
         while fit and not needs(fit - 1):
             fit -= 1
@@ -236,10 +232,8 @@ def best(
     given: frozenset[str] = frozenset(),
     listen: Callable[[int, int], None] = lambda done, of: None,
 ) -> Best:
-    """Return the best models for a plan's cards, vocabulary, context and prices within a limit.
-
-    `given`: options that the user set. Raises UserError 'check.best_nothing'.
-    """
+    """Return the best models for a plan's cards, vocabulary, context and prices within a limit. `given`: options that
+    the user set. Raises UserError 'check.best_nothing'."""
     if base.available_bytes is None:
         raise UserError("usage.best_memory", text=limit.as_option, gpu=base.gpu.name)
     check_currency(limit, base.config.currency)

@@ -30,7 +30,6 @@ class Choice(Record):
     mixed_prices: bool
 
     def marks(self, name: str) -> tuple[str, ...]:
-        """What a card is best at: the fields above."""
         return tuple(field for field in ("cheapest", "fastest", "least_energy") if getattr(self, field) == name)
 
 
@@ -91,10 +90,8 @@ class ComparedCard(Record):
 
 
 class ComparedCards(Record):
-    """What is shown of several cards. `of`: the whole run, a million tokens, or what fits in a limit.
-
-    `best` goes by the tokens that all of them train. `cost`: a card's rent, else its electricity, in `currency`.
-    """
+    """What is shown of several cards. `of`: the whole run, a million tokens, or what fits in a limit. `best` goes by
+    the tokens that all of them train. `cost`: a card's rent, else its electricity, in `currency`."""
 
     of: Literal["run", "million", "limit"]
     limit: Limit | None

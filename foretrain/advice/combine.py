@@ -1,8 +1,5 @@
-"""Several changes together, where one is not enough, and further savings that let a run go faster.
-
-From the strongest set of a tier, with the smallest micro-batch, members are left out as long as it fits, the most
-expensive first. What may need more memory (masters, chunked loss, compiled optimizer) is tried with and without.
-"""
+"""Several changes together, where one is not enough, and further savings that let a run go faster: members of the
+strongest set of a tier are left out as long as it fits, the most expensive first."""
 
 from collections.abc import Iterator, Sequence
 
@@ -110,10 +107,8 @@ def _least(search: Search, start: State, members: tuple[str, ...]) -> tuple[tupl
 
 def fitting(search: Search, singles: Sequence[Try], alternatives: bool = True) -> list[Try]:
     """Sets that fit, of the most exact tier that has any, the cheapest first; or a smaller model with such a set.
-
-    `singles`: every rule alone. One that fits alone is in no set, which would only cost more.
-    `alternatives`: where nothing fits without the last resort, other optimizers without it are looked at too.
-    """
+    `singles`: every rule alone; one that fits alone is in no set. `alternatives`: where nothing fits without the last
+    resort, look at other optimizers without it, too."""
     found: list[Try] = []
     enough = {c.rules for c in singles if c.fits and c.rules[-1] in TIERS[-1]}
     for prefix, start in starts(search):

@@ -48,9 +48,7 @@ def confirm(
     made: Advices, base: Plan, settings_of: SettingsOf, count: int, listen: Listener = lambda text: None
 ) -> Advices:
     """The same with what traces say of the run as it is, of the first `count` advices, and of rules that need a trace.
-
-    Raises service.TraceUnavailable.
-    """
+    Raises service.TraceUnavailable."""
     tracer = Tracer(settings_of, listen)
     search = search_of(base, made.trainer, made.goal)
     now = tracer.exact(search.state, made.name)

@@ -147,8 +147,7 @@ def _advise_command(asked: Asked) -> tuple[str, ...]:
 
 
 def _words(asked: Asked, plan: Plan, step: StepName) -> tuple[str, ...]:
-    """Return the words with which the trainer of a step runs what was planned, with the device where it needs to be
-    named."""
+    """Return the words with which a step's trainer runs what was planned, with the device where needed."""
     on_cpu = step == "foretrain" and plan.gpu.kind == "cpu" and plan.config.device != "cpu"
     words = asked.words if step == "foretrain" else _nanogpt_words(asked.words, plan.config)
     on_card = plan.gpu.kind == "cuda" and plan.config.device == "cpu"

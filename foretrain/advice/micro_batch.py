@@ -1,8 +1,5 @@
-"""batch_size = auto: the micro-batch for a device, by the ledger alone, among divisors of the sequences of a step.
-
-On a card the largest that fits with its margin, evaluation included; on a CPU the smallest whose step is at most 3%
-longer than the fastest one's.
-"""
+"""batch_size = auto: the micro-batch for a device by the ledger, among divisors of a step's sequences: on a card the
+largest that fits with its margin, on a CPU the smallest whose step is at most 3% longer than the fastest."""
 
 from typing import Literal
 

@@ -79,7 +79,6 @@ class Outcome:
 
     @property
     def shards(self) -> bool:
-        """Whether weights are cut among the cards."""
         return self.rank is not None and STRATEGIES[self.rank.strategy].shards_weights
 
     @property

@@ -27,11 +27,8 @@ BY_CERTAINTY = ("decay_to_end", "modern_recipe", "best_shape", "more_steps", "st
 def lower_losses(
     plan: Plan | ClusterPlan, search: Search, faster: Callable[[], Advices], goal: Goal | None, **known: Any
 ) -> Advices:
-    """Return what would end in a lower loss within the run's time, and fits by the plan; `faster`: the advice for
-    speed.
-
-    More steps and other shapes have an estimate by the scaling law; the others have what was measured or published.
-    """
+    """Return what would end in a lower loss within the run's time, and fits by the plan, by a scaling law or by what
+    was measured or published; `faster`: the advice for speed."""
     found: list[Advice] = []
     useless: list[Idle] = []
     for id in ("decay_to_end", "modern_recipe", "step_tokens"):

@@ -59,8 +59,7 @@ def phase_effects(now: RunMemory, then: RunMemory) -> tuple[PhaseEffect, ...]:
 
 
 def slowdown(now: Outcome, then: Outcome) -> float | None:
-    """Return the share of time that a run then takes more; for a token where steps may have other tokens, else of the
-    step."""
+    """Return the share of time that a run then takes more; for a token where steps may have other tokens."""
     old, new = now.timing, then.timing
     if not old or not new:
         return None

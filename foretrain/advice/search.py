@@ -67,7 +67,6 @@ class Search:
 
     @property
     def must_fit(self) -> bool:
-        """Whether the run as it is does not fit with its margin."""
         return not self.base.fits
 
     def price(self, tried: Try) -> float:
@@ -173,11 +172,9 @@ def reduced(
     milder: Callable[[str], Sequence[str]] = lambda rule: (),
     cuts: tuple[bool, ...] = (False,),
 ) -> list[Try]:
-    """Return the sets on the way down from one that fits; the last one needs all its members.
-
-    `members`: in the order in which they are left out. `kept`: a set where it fits, with a smaller micro-batch (`cuts`)
-    only if need be. `milder`: what does less than a rule, the strongest first.
-    """
+    """Return the sets on the way down from one that fits; the last needs all its members. `members`: as they are left
+    out. `kept`: a set where it fits, with a smaller micro-batch (`cuts`) if need be. `milder`: what does less, the
+    strongest first."""
     found: list[Try] = []
 
     def keep(tried: Members, *, cut: bool) -> bool:

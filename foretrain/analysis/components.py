@@ -177,10 +177,8 @@ class Shown:
 
 
 def reconcile(shown: Shown, observed_bytes: int | None, process_bytes: int | None) -> tuple[tuple[Line, ...], str]:
-    """Return (lines from the program's allocations to the card's total, id of the conclusion).
-
-    Without an observation they end in nvidia-smi's expected figure; with one, the rest is left over.
-    """
+    """Return (lines from the program's allocations to the card's total, id of the conclusion). Without an observation
+    they end in nvidia-smi's expected figure; with one, the rest is left over."""
     phase, context, source = shown.phase, shown.context, shown.source
     allocated = phase.allocated_bytes
     reserved_low = phase.needed_low_bytes - context.low_bytes

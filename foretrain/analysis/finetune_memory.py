@@ -19,11 +19,8 @@ TRAINED = ("gradients", "optimizer")  # what only trained weights have
 
 
 class LargeTensor(Record):
-    """Tensors of one kind that are alive at a phase's peak, of all layers.
-
-    `where`: their weights, or the module that made them. `what`: a formula by an estimate, a shape and dtype by a
-    trace.
-    """
+    """Tensors of one kind that are alive at a phase's peak, of all layers. `where`: their weights, or the module that
+    made them. `what`: a formula by an estimate, a shape and dtype by a trace."""
 
     component: str
     where: str

@@ -62,9 +62,7 @@ def highest(plan: Plan) -> tuple[int, int, int]:
 
 class RankPart(Record):
     """One rank. `highest_bytes`: its allocator's reserved peak on a card, its process's on a CPU.
-
-    `evaluates_tokens_per_s`: of its part of an evaluation; `behind`: its share below the median there.
-    """
+    `evaluates_tokens_per_s`: of its part of an evaluation; `behind`: its share below the median there."""
 
     rank: int
     host: str
@@ -164,9 +162,7 @@ Sources = dict[Literal["bytes", "seconds"], tuple[str, ...]]  # of each kind of 
 
 
 class ForecastCheck(Record):
-    """One run, and where its figures are from. `ranks`: of several; tensors are then the first one's, reserved the
-    peak.
-    """
+    """One run, and its figures' source. `ranks`: of several; tensors are then the first one's, reserved the peak."""
 
     run_id: str
     predicted_source: str

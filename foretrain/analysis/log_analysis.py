@@ -51,9 +51,7 @@ class Losses(Record):
 
 
 class LoggedMemory(Record):
-    """The peaks in the log: held by tensors, in use at one moment (active), held by the allocator, on the card
-    (device).
-    """
+    """The peaks in the log: held by tensors, in use (active), held by the allocator, on the card (device)."""
 
     allocated_bytes: int | None
     active_bytes: int | None
@@ -292,9 +290,7 @@ _SHAPE = set(named(lambda each: each.from_weights and each.nanogpt == "has"))
 def config_of(
     resolved: ResolvedConfig | None, log: TrainingLog | None, find: Callable[[str], DatasetInfo | None] | None = None
 ) -> RunConfig | None:
-    """Return the config with the log's values over it; a vocabulary in neither is the dataset's, which `find` looks
-    for.
-    """
+    """Return the config with the log's values over it; a vocabulary in neither is the dataset's (`find`)."""
     if resolved is None:
         return None
     resolved = as_printed(resolved, log) if log is not None else resolved

@@ -1,7 +1,5 @@
-"""A run's step time: one definition for `runs`, `compare`, `explain`, `report` and the page.
-
-It is the median in metrics.jsonl without the first steps of each start, lasting slow-downs, and single slow steps.
-"""
+"""A run's step time, one definition for all commands: the median in metrics.jsonl without the first steps of each
+start, lasting slow-downs, and single slow steps."""
 
 import math
 from array import array

@@ -1,8 +1,4 @@
-"""Where a run's steps were slower than they could be, and the cause by its own records.
-
-Each line of metrics.jsonl is of the steps since the line before; its machine figures are compared with the steady
-lines'. A cause is named only where a figure shows it; the rest is `unknown`.
-"""
+"""Where a run's steps were slower than they could be, and the cause, where a figure of its own records shows one."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -46,9 +42,8 @@ class Slower(Record):
 
 
 class RunPace(Record):
-    """The steady step, nine of ten of which are from `low_s` to `high_s`, and all that was slower. `counted_steps` are
-    those of the lines; `data_wait_s` their sum, None where unknown.
-    """
+    """The steady step (nine of ten from `low_s` to `high_s`), and all that was slower. `counted_steps`: those of the
+    lines; `data_wait_s`: their sum, None where unknown."""
 
     steady_s: float
     low_s: float
@@ -85,9 +80,7 @@ class _Line:
 def pace_of(
     metrics: list[dict[str, Any]], resumed_from: tuple[int, ...], *, compiled: bool, world_from: int = 0, world: int = 1
 ) -> RunPace | None:
-    """Find the pace of a run by its metrics; None where no step was logged. `world_from`: the first step with `world`
-    ranks.
-    """
+    """Find the pace of a run; None where no step was logged. `world_from`: the first step with `world` ranks."""
     found = [line for line in step_lines(metrics) if line["step"] >= world_from]
     if not found:
         return None
@@ -197,9 +190,7 @@ def much_is_lost(there: int, expected: int) -> bool:
 
 
 class RunLimit(Record):
-    """A run's steady step beside its limit on its device. `rest_s`: unexplained by its kernels; None where
-    uncalibrated.
-    """
+    """A run's steady step beside its device's limit. `rest_s`: unexplained by kernels; None where uncalibrated."""
 
     step_s: float
     share: float

@@ -1,8 +1,5 @@
-"""The memory snapshot of any PyTorch program: memory at the end, at the peak and at failures.
-
-The history (predict/snapshot.py) is counted backwards from the bytes at the end. Live tensors are grouped by the stack
-that made them; their kinds are guesses.
-"""
+"""The memory snapshot of any PyTorch program: memory at the end, at the peak and at failures. The history is counted
+backwards from the end; live tensors are grouped by the stack that made them, and their kinds are guesses."""
 
 import re
 from collections import Counter
@@ -126,9 +123,7 @@ class LiveGroup(Record):
 
 
 class Moment(Record):
-    """Memory at one moment. `before_bytes`: allocated before the history begins. At the end with the allocator's
-    rounding.
-    """
+    """Memory at one moment. `before_bytes`: from before the history. At the end with the allocator's rounding."""
 
     position: int
     allocated_bytes: int
@@ -140,9 +135,7 @@ class Moment(Record):
 
 class Failure(Record):
     """A request that the card could not meet, by the history. `unused_bytes`: reserved and not allocated then.
-
-    `fits_expandable`: whether expandable segments would meet it, simulated; None where the history is too short.
-    """
+    `fits_expandable`: whether expandable segments would meet it, simulated; None where the history is too short."""
 
     position: int
     asked_bytes: int

@@ -1,7 +1,5 @@
-"""A memory snapshot in a file, read and analysed in a process with a cap on memory, by the file's size, and time.
-
-python -P -m foretrain.analysis.snapshot_file FILE NAME DEVICE (-1: the device that holds most)
-"""
+"""A memory snapshot in a file, analysed in a process with a cap on memory and time: python -P -m
+foretrain.analysis.snapshot_file FILE NAME DEVICE (-1: the device that holds most)"""
 
 import json
 import subprocess

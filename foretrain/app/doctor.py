@@ -44,7 +44,7 @@ TOOLS = {
 # (github.com/pytorch/pytorch/issues/172352; until torch 2.10 builds for 12.8 had 7.0, too).
 BUILDS = {(13, 0): ((7, 5), (12, 1)), (12, 8): ((7, 5), (12, 1)), (12, 6): ((5, 0), (9, 0))}
 WHEELS = "https://download.pytorch.org/whl"
-NOTES = ("no_card", "no_bf16")  # what is no fault
+NOTES = ("no_card", "no_bf16")  # what is not a fault
 LOW_BYTES = 2 * GIB  # of a disk: less holds hardly a checkpoint
 
 

@@ -99,7 +99,6 @@ def _of_card(message: oom_message.OutOfMemoryMessage, gpu: Gpu) -> list[Note]:
 
 
 def _held(message: oom_message.OutOfMemoryMessage) -> int:
-    """Return the bytes of tensors that the run held or asked for, as far as the message says."""
     return message.allocated_bytes + (message.asked_bytes or 0) if message.allocated_bytes is not None else 0
 
 
@@ -130,7 +129,6 @@ def saved_by(
 
 
 def _over_bytes(failed: OutOfMemory) -> int:
-    """Return the missing bytes: all that was asked for, where nobody says what was left."""
     return (failed.over_bytes if failed.over_bytes is not None else failed.asked_bytes) or 0
 
 

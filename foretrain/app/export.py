@@ -351,9 +351,7 @@ def check_repository(name: str) -> None:
 
 
 def upload(name: str, folder: Path, files: Sequence[str], message: str) -> str:
-    """Upload these files in one commit, to a private repository where there is none; return its address. Raises
-    UserError.
-    """
+    """Upload these files in one commit, if need be to a new private repository; return its URL. Raises UserError."""
     hub = need_extra("huggingface_hub", "export")
     kept = shlex.quote(str(folder))
     if not hub.get_token():

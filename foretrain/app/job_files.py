@@ -1,8 +1,4 @@
-"""The file that starts a run on a cluster: a Slurm script or a SkyPilot task, with what the plan found. No torch.
-
-foretrain finds its rank in what srun (slurm.schedmd.com/srun.html) or torchrun set; both come back after a kill, and
---resume auto goes on.
-"""
+"""The file that starts a run on a cluster: a Slurm script or a SkyPilot task, with what the plan found. No torch."""
 
 import math
 import shlex

@@ -1,9 +1,6 @@
-"""Printed answers of the planner, kept on disk, so that the command line repeats them and imports almost nothing.
-
-The key is a hash of what was typed, where, for which terminal, the environment, what is installed and our code. The
-files that decided an answer lie with it, each as it was. An answer that depends on this machine's devices, on stdin, on
-weights, a mixture or the user's own cards is not kept.
-"""
+"""Printed answers of the planner, kept on disk by a hash of all that decided them, so that the command line repeats
+them and imports almost nothing. Answers by this machine's devices, stdin, weights, a mixture or the user's own cards
+are not kept."""
 
 import contextlib
 import hashlib

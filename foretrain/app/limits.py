@@ -39,7 +39,6 @@ class Limits:
 
     @property
     def asks(self) -> bool:
-        """Return whether an inverse question is asked instead of a plan."""
         return self.best or self.within is not None or self.tokens is not None
 
     def limit(self) -> Limit:

@@ -1,7 +1,4 @@
-"""Train a config. `foretrain.train` for Python.
-
-What has to be decided before torch is imported is decided here; app/training_session.py imports it and does the rest.
-"""
+"""Train a config: what must be decided before torch is imported; app/training_session.py does the rest."""
 
 import importlib.util
 import os

@@ -1,7 +1,4 @@
-"""A Trainer's run with ForetrainCallback: forecast, measured, recorded; what ends it explained.
-
-Nothing here may end or slow the training: what fails is told once, and the run goes on without us.
-"""
+"""A Trainer's run with ForetrainCallback, forecast, measured, recorded. Nothing here may end or slow the training."""
 
 import atexit
 import contextlib
@@ -182,7 +179,7 @@ class TrainerSession:
             self.meter.done()
             if was_first and not self.tally.resumed:
                 self._enter("steady_step")
-            self.tally.last_s = time.monotonic()  # what this took is no part of a step
+            self.tally.last_s = time.monotonic()  # what this took is not part of a step
 
     def logged(self, state: Any, logs: dict[str, Any] | None) -> None:
         with self._safely():

@@ -1,7 +1,4 @@
-"""A training run from its config to its record, alone or as one rank of several: made ready, trained, reported.
-
-Of several ranks the first one makes the run ready, and tells the others; they look for the data themselves.
-"""
+"""A training run from its config to its record, alone or as one rank of several, of which the first makes it ready."""
 
 import json
 import time
@@ -250,7 +247,6 @@ def already_finished(asked: Request) -> TrainedRun | None:
 
 
 def _steps_wanted(config: RunConfig) -> int:
-    """Count the steps that are wanted; an evaluation is of any run."""
     return 1 << 62 if config.eval_only else config.max_iters
 
 

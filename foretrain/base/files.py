@@ -123,9 +123,7 @@ def remove_folder(path: Path) -> None:
 
 
 def replace(path: Path, data: bytes, *, sync: bool = True) -> None:
-    """Write a file so that a reader or a crash sees the old bytes or the new; without `sync` a power cut may lose the
-    new.
-    """
+    """Write a file so that readers see the old bytes or the new; without `sync` a power cut may lose the new."""
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -172,9 +170,7 @@ MAX_DOTS = 100  # in a line of TOML; the numbers and names of a config have a fe
 
 
 def read_bytes(path: Path, most_bytes: int = RECORD_BYTES, *, last_bytes: int = 0) -> bytes:
-    """Return the bytes of a file, or its `last_bytes`, without waiting. Raises OSError for a pipe, a device or a file
-    beyond `most_bytes`.
-    """
+    """Return a file's bytes, or its `last_bytes`. Raises OSError for a pipe, a device or more than `most_bytes`."""
     file, found = _opened(path)
     try:
         if not stat.S_ISREG(found.st_mode):
@@ -249,9 +245,7 @@ def read_text(path: Path, most_bytes: int = RECORD_BYTES) -> str:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Parse a TOML text. Raises ValueError, RecursionError; a limit on its form, as tomllib's time grows with the
-    square of a key's parts.
-    """
+    """Parse a TOML text, of limited form, as tomllib's time is quadratic in it. Raises ValueError, RecursionError."""
     if any(line.count(".") > MAX_DOTS for line in text.splitlines() if not line.lstrip().startswith("#")):
         raise ValueError(f"a line has more than {MAX_DOTS} dots")
     return tomllib.loads(text)

@@ -1,8 +1,5 @@
-"""Texts by id: `say("error.data.too_short", tokens=12)`. All sentences are in locales/*.toml.
-
-A placeholder may name a format of `units`, such as {size:bytes} or {seconds:duration}, or be a noun and its plural:
-{n:step|steps}. The language is the thread's, and English where it lacks a text.
-"""
+"""Texts by id: `say("error.data.too_short", tokens=12)`, from locales/*.toml in the thread's language, else English.
+{size:bytes} names a format of `units`, {n:step|steps} is a noun and its plural."""
 
 import json
 import math
@@ -165,9 +162,7 @@ def without_marks(text: str) -> str:
 
 
 def isolated(text: str) -> str:
-    """Isolate the Latin runs and `{names}` of a text, where the language runs from right to left; twice changes
-    nothing.
-    """
+    """Isolate Latin runs and `{names}` of a text from right to left; twice changes nothing."""
     if not runs_rightwards():
         return text
     lines = text.split("\n")

@@ -81,11 +81,8 @@ def parse(text: str) -> OutOfMemoryMessage | None:
 
 
 def _consistent(found: dict[str, int | None], processes: list[int]) -> dict[str, int | None]:
-    """Return figures whose parts do not exceed the card.
-
-    In a container the run's process is the smallest of `processes` that holds what PyTorch reserved. Windows reports
-    2**64 bytes where the driver does not tell.
-    """
+    """Return figures whose parts do not exceed the card. Windows reports 2**64 bytes where the driver does not tell; in
+    a container the process is the smallest of `processes` that holds what PyTorch reserved."""
     card, free = found["card_bytes"], found["free_bytes"]
     allocated, unused, reserved = found["allocated_bytes"], found["unused_bytes"], found["reserved_bytes"]
     if allocated is not None and reserved is None and unused is not None:

@@ -1,13 +1,6 @@
-"""Python in a process of its own: a module of this very foretrain, frames both ways, and how it ended.
-
-    child = Child("foretrain.measure.trial")  # whose main(parent, *words) is run
-    child.send({"config": …})
-    found = child.receive(60.0)              # a Frame, a Death, or None where nothing came within 60 s
-
-A frame is a JSON value, and where there are many bytes a payload after it. Plain subprocesses instead of
-multiprocessing: nothing is pickled, and the user's script is never run again (nanoGPT's endless loop on Windows, issue
-153). A child ends with its parent, whose end it notices by its pipes, and is ended with all that it started.
-"""
+"""Python in a process of its own: a module of this very foretrain, frames both ways (JSON and a payload), and how it
+ended. Plain subprocesses: nothing is pickled, and the user's script is never run again, as multiprocessing would on
+Windows."""
 
 import contextlib
 import importlib

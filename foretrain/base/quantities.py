@@ -1,7 +1,4 @@
-"""Parsers of quantities: sizes, durations, rates, energy, money, counts. Text in, base units out.
-
-Every parser raises ValueError; `read` makes that the sentence of an option.
-"""
+"""Parsers of quantities, text in, base units out. All raise ValueError; `read` makes that the sentence of an option."""
 
 import math
 import re

@@ -24,9 +24,7 @@ _process: list[int] = []
 
 @contextlib.contextmanager
 def raising_terminated() -> Iterator[None]:
-    """Raise Terminated on signals that would end this process, in it and not in its children; not when a terminal
-    closes.
-    """
+    """Raise Terminated on signals that would end this process, not its children; not when a terminal closes."""
     main = threading.current_thread() is threading.main_thread()
     others = [number for number in ENDING if main and number.name not in ("SIGHUP", "SIGQUIT")]
     taken = [number for number in others if signal.getsignal(number) is signal.SIG_DFL]

@@ -1,7 +1,5 @@
-"""Units: the one place where numbers become text; base/quantities.py does the reverse.
-
-GiB is 2^30, for memory; GB is 1e9, for bandwidth, disk and typed sizes. FLOP is a count, FLOP/s a rate.
-"""
+"""Numbers as text; base/quantities.py does the reverse. GiB is 2^30, for memory; GB is 1e9, for bandwidth, disk and
+typed sizes. FLOP is a count, FLOP/s a rate."""
 
 import math
 

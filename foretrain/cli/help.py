@@ -1,8 +1,5 @@
-"""`--help` in the language that is spoken.
-
-The English stands with each command and option. Other languages have cli_help.<command>.<option>, the summary as
-.summary and remarks in examples as .note_1. A text of several commands has the first one's id.
-"""
+"""`--help` in the language that is spoken. Other languages have cli_help.<command>.<option>, the summary as .summary
+and remarks in examples as .note_1; a text of several commands has the first one's id."""
 
 import re
 from collections.abc import Callable, Iterator

@@ -1,9 +1,5 @@
-"""`foretrain train --auto-restart`: the run in a child process, begun again from its last checkpoint when that crashes.
-
-A crash is a death by a signal, a bug's traceback, a lost card, or memory that ran out in the optimizer. Every other
-exit code is passed on. Ctrl-C and SIGTERM go to the child, which saves and stops, as it does when this process is
-killed. A closed terminal stops neither.
-"""
+"""`foretrain train --auto-restart`: the run in a child process, begun again from its last checkpoint after a signal, a
+traceback, a lost card or memory that ran out in the optimizer; other exit codes and signals are passed on."""
 
 import os
 import signal
@@ -68,9 +64,7 @@ def without(words: list[str], option: str) -> list[str]:
 
 
 def keep_going(config: RunConfig, *, wait: Callable[[float], object] = time.sleep) -> int:
-    """Run this command in children until one ends by itself; return its exit code. Raises UserError
-    'environment.crashes'.
-    """
+    """Run this command in children until one ends by itself; return its exit code. Raises UserError."""
     before = standing(config)
     crashes, alike, wait_s, last_step = 0, 0, FIRST_WAIT_S, -1
     while True:

@@ -1,7 +1,5 @@
-"""Ablations, each the first subject with one setting changed, and their price.
-
-One about learning is as long as the compared part; one about speed and memory needs SHORT_STEPS. Times are planned.
-"""
+"""Ablations, each the first subject with one setting changed, and their planned price: of learning as long as the
+compared part, of speed and memory SHORT_STEPS."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -25,9 +23,7 @@ MOST_RUNS = 8
 
 class Ablation(Record):
     """One run to make, which differs from `base` in one setting. `answers`: the effects that it would explain.
-
-    `impossible`: why this cannot be changed alone. `scaled`: the time is scaled by a measured step.
-    """
+    `impossible`: why this cannot be changed alone. `scaled`: the time is scaled by a measured step."""
 
     base: str
     other: str

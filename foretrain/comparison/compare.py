@@ -21,10 +21,8 @@ Why = Literal["", "one_processor", "other_cards", "other_models", "other_program
 
 
 class Scaling(Record):
-    """`more` has more cards (ranks, on one processor) than `fewer`; both are labels.
-
-    `efficiency`: the speed-up by the ratio of the cards; None for a reason `why`.
-    """
+    """`more` has more cards (ranks, on one processor) than `fewer`; both are labels. `efficiency`: the speed-up by the
+    ratio of the cards; None for a reason `why`."""
 
     more: str
     fewer: str
@@ -78,9 +76,7 @@ Outcome = Literal["difference", "within_noise", "unknown"]
 
 class Score(Record):
     """One measurement of several runs; None where one has none. `name`: of a task, or of a text for bits_per_byte.
-
-    `outcome`: whether `best` is ahead by more than chance, as if each had been asked other questions.
-    """
+    `outcome`: whether `best` is ahead by more than chance."""
 
     name: str
     metric: str
@@ -160,11 +156,8 @@ MOST = 32
 
 
 class Side(Record):
-    """One subject in figures. Shares of one; None where its source does not tell.
-
-    `step_low_s` to `step_high_s`: a prediction's range, nine of ten measured steps. Of ranks `memory_bytes` is the
-    highest.
-    """
+    """One subject in figures. Shares of one; None where its source does not tell. `step_low_s` to `step_high_s`: a
+    prediction's range, nine of ten measured steps. Of ranks `memory_bytes` is the highest."""
 
     label: str
     path: str
@@ -204,11 +197,9 @@ class Side(Record):
 
 
 class Comparison(Record):
-    """`differing`: settings that are known to differ; `unknown`: known of some only.
-
-    `losses_apart`: why any two losses are not compared as they are. `scatters`: from start to start by repeats among
-    the runs, by device. `scalings`: the effect of more ranks.
-    """
+    """`differing`: settings that are known to differ; `unknown`: known of some only. `losses_apart`: why any two losses
+    are not compared as they are. `scatters`: from start to start by repeats among the runs, by device. `scalings`: the
+    effect of more ranks."""
 
     sides: tuple[Side, ...]
     differing: tuple[Setting, ...]

@@ -1,7 +1,4 @@
-"""The questions of a comparison, each with its answer: a winner, no difference beyond noise, or why there is none.
-
-A setting explains it only where it alone differs and can have this effect.
-"""
+"""The questions of a comparison, each with its answer: a winner, no difference beyond noise, or why there is none."""
 
 import math
 from bisect import bisect_left, bisect_right
@@ -41,9 +38,7 @@ Axis = Literal["tokens", "steps", "flops", "hours", "money"]
 
 class Pair(Record):
     """Two figures of a question. `stretch_s`: of runs of unlike lengths, the seconds from their starts that count.
-
-    `share`: how much better the first is. `at`: the place on the `axis` where losses were read.
-    """
+    `share`: how much better the first is. `at`: the place on the `axis` where losses were read."""
 
     one: str
     other: str
@@ -63,9 +58,8 @@ class Pair(Record):
 
 class Verdict(Record):
     """The answer to a question: the best against the next. `settings`: those that differ and can have this effect.
-
-    `unknown`: how many more could. `reason`: why there is no pair. `unlike_models`: settings of the model that differ.
-    """
+    `unknown`: how many more could. `reason`: why there is no pair. `unlike_models`: settings of the model that
+    differ."""
 
     question: Question
     outcome: Outcome

@@ -1,9 +1,6 @@
-"""The scatter of speed between starts of the same run, learned from repeats.
-
-Repeats differ in no setting that could change the speed. The assumed scatter counts as ASSUMED_AS further degrees of
-freedom, the way empirical Bayes shrinks variances (Smyth 2004, doi:10.2202/1544-6115.1027), with Student's t; repeats
-that agree better than assumed never widen an interval.
-"""
+"""The scatter of speed between starts of the same run, learned from repeats: the assumed scatter counts as ASSUMED_AS
+degrees of freedom, as empirical Bayes shrinks variances (Smyth 2004, doi:10.2202/1544-6115.1027), with Student's t;
+repeats that agree better never widen an interval."""
 
 import math
 from collections import defaultdict

@@ -1,7 +1,4 @@
-"""Settings that differ between subjects, their groups, and what each of them can change: speed, memory, learning.
-
-A setting is an option, or one decision by several options. What one side does not tell is no difference.
-"""
+"""Settings that differ between subjects, and what each can change; what a side does not tell is no difference."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,8 +1,6 @@
-"""`Inference`: how a model is to generate text, and in how many bits weights and KV caches are stored for that.
-
-Bytes by GGUF's blocks (ggml-org/llama.cpp, ggml/src/ggml-common.h): q4_0 has 18 for 32 weights, q8_0 34 for 32, q4_K
-144 for 256, q5_K 176, q6_K 210. Mixtures' bits here are those of Llama 3.1 8B's blocks.
-"""
+"""`Inference`: how a model is to generate text, in how many bits. Bytes by GGUF's blocks (ggml-org/llama.cpp,
+ggml/src/ggml-common.h): q4_0 has 18 for 32 weights, q8_0 34 for 32, q4_K 144 for 256, q5_K 176, q6_K 210. Mixtures'
+bits are those of Llama 3.1 8B's blocks."""
 
 import difflib
 from collections.abc import Mapping, Sequence

@@ -1,10 +1,5 @@
-"""Reads nanoGPT's `ckpt.pt` as data, in a process of its own with a memory cap. No torch.
-
-python -P -m foretrain.config.nanogpt_checkpoint CKPT [FOLDER]  # one JSON object, the tensors in FOLDER
-
-A zip of a pickle and the bytes of tensors (karpathy/nanoGPT train.py): plain data is read, every other name refused,
-nothing run; limits that follow from the file's size stop memory and disk.
-"""
+"""Reads nanoGPT's `ckpt.pt` (karpathy/nanoGPT train.py) as plain data, in a process of its own with a memory cap:
+python -P -m foretrain.config.nanogpt_checkpoint CKPT [FOLDER]  # one JSON object, the tensors in FOLDER"""
 
 import errno
 import gc

@@ -1,8 +1,5 @@
-"""nanoGPT's `config/*.py` read as data: parsed with `ast`, never executed, as its configurator.py does.
-
-Accepted is what has one value whoever runs it: literals, known names, arithmetic, conditions, f-strings, the functions
-of `_CALLS`, and exec of a file beside it. Else: a problem where it sets an option, or a note.
-"""
+"""nanoGPT's `config/*.py` read as data: parsed with `ast`, never executed. Accepted is what has one value whoever runs
+it; else there is a problem where it sets an option, or a note."""
 
 import ast
 import contextlib
@@ -192,10 +189,8 @@ def parse(
     defaults: Mapping[str, Any] = MappingProxyType({}),
     neighbour: Neighbour = lambda name: None,
 ) -> ParsedFile:
-    """Read the text of a nanoGPT config file; never raise for bad content (`ParsedFile.problems`).
-
-    `inert`: options left out where they are no data; `defaults`: values of train.py; `neighbour` reads another file.
-    """
+    """Read the text of a nanoGPT config file; never raise for bad content (`ParsedFile.problems`). `inert`: options
+    left out where they are no data; `defaults`: values of train.py; `neighbour` reads another file."""
     result = ParsedFile()
     _Reader(path, known, inert, result, neighbour, dict(defaults)).read_text(text)
     return result

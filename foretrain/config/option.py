@@ -1,7 +1,4 @@
-"""What an option of a run is: its value's type and limits, and all else that is known of it. No torch.
-
-Every option is defined once with `option(…)`; others ask for the names of those with an attribute (`named`).
-"""
+"""What an option of a run is: its value's type and limits, and all else that is known of it. No torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -81,7 +78,6 @@ class Attributes:
 
     @property
     def ours(self) -> bool:
-        """Whether nanoGPT has no such option."""
         return self.nanogpt != "has"
 
     def __call__(self, schema: dict[str, Any]) -> None:
@@ -149,7 +145,6 @@ class Option(Attributes):
 
 
 def options_of(record: type[Record]) -> Mapping[str, Option]:
-    """Return the options that are declared in a record, by name."""
     return {name: Option.of(name, field) for name, field in record.model_fields.items()}
 
 

@@ -1,8 +1,5 @@
-"""`RunConfig`: every option of a run, defined once with its type, default, help and all that is known of it.
-
-nanoGPT's options keep its names and defaults (karpathy/nanoGPT train.py), but `device` and `dtype` are "auto", as
-nanoGPT decides both by asking the card, which a plan cannot.
-"""
+"""`RunConfig`: every option of a run. nanoGPT's keep its names and defaults (karpathy/nanoGPT train.py), but `device`
+and `dtype` are "auto", as nanoGPT decides both by asking the card, which a plan cannot."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
@@ -467,7 +464,6 @@ class RunConfig(Record):
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens in one optimizer step: micro-batch x accumulation x context."""
         return self.batch_size * self.gradient_accumulation_steps * self.block_size
 
     @property
@@ -510,7 +506,6 @@ class RunConfig(Record):
 
     @property
     def eval_batch(self) -> int:
-        """Sequences of an evaluation's micro-batch."""
         return self.eval_batch_size or self.batch_size
 
     @property
@@ -520,7 +515,6 @@ class RunConfig(Record):
 
     @property
     def eval_block(self) -> int:
-        """Tokens in a sequence of an evaluation."""
         return self.eval_block_size or self.block_size
 
     @property
@@ -532,7 +526,6 @@ OPTIONS = options_of(RunConfig)
 
 
 def named(wanted: Callable[[Option], Any]) -> tuple[str, ...]:
-    """The names of all options of which `wanted` holds, in the order of definition."""
     return tuple(name for name, each in OPTIONS.items() if wanted(each))
 
 

@@ -1,8 +1,5 @@
-"""Shapes and counts of the model, from the config alone (no torch): parameters, optimizer groups, FLOPs.
-
-Letters, here and in predict/: B micro-batch, T context, C width (n_embd), H heads, L layers, V vocabulary, N = B·T
-tokens of a micro-batch, P parameters with the tied embedding counted once.
-"""
+"""Shapes and counts of the model from the config alone. Letters, here and in predict/: B micro-batch, T context, C
+width (n_embd), H heads, L layers, V vocabulary, N = B·T tokens, P parameters with the tied embedding counted once."""
 
 import math
 import re
@@ -114,8 +111,7 @@ class ModelShape:
     @property
     def newton_schulz_bytes(self) -> int:
         """What Muon's step takes for a moment (model/muon.py): a batch of matrices in fp32 beside its copy in half
-        precision, or two such copies beside two square matmuls.
-        """
+        precision, or two such copies beside two square matmuls."""
         most = 0
         for shape, count in self.block_matrices.items():
             at_once = min(count, max(1, NS_BATCH_ELEMENTS // math.prod(shape)))
@@ -140,9 +136,7 @@ class ModelShape:
 
     @property
     def flops_per_token(self) -> int:
-        """6·N + 12·L·H·D·T, H·D being C in GPT-2: nanoGPT's estimate_mfu (PaLM, arXiv:2204.02311, appendix B), with
-        full attention.
-        """
+        """6·N + 12·L·H·D·T: nanoGPT's estimate_mfu (PaLM, arXiv:2204.02311, appendix B), with full attention."""
         return self.flops_per_token_6n + 2 * self._causal_attention_flops
 
     @property
@@ -206,8 +200,7 @@ def keeps_probabilities(T: int, D: int) -> bool:
 
 
 def group_size(N: int, T: int, item_bytes: int) -> int:
-    """Return how many heads' scores exist at one time, about GROUP_BYTES; groups are even, as a rest would leave cores
-    idle."""
+    """Return how many heads' scores exist at one time, about GROUP_BYTES; even, or cores would idle."""
     most = max(1, GROUP_BYTES // (rows_at_once(T) * T * item_bytes))
     return -(-N // -(-N // most))
 

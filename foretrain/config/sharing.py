@@ -90,11 +90,9 @@ def of_one_strategy(ways: Collection[str]) -> bool:
 
 @dataclass(frozen=True)
 class Sharing:
-    """How a step is shared: the way, and the ranks. `per_node` is what HSDP cuts the weights into.
-
-    `bucket_view`: DDP's gradients are views of its buckets (gradient_as_bucket_view), so they take no memory twice.
-    `syncs_each`: FSDP reduces gradients in every micro-batch; else in the last one, and keeps them whole till then.
-    """
+    """How a step is shared: the way, and the ranks. `per_node` is what HSDP cuts the weights into. `bucket_view`: DDP's
+    gradients are views of its buckets (gradient_as_bucket_view), so they take no memory twice. `syncs_each`: FSDP
+    reduces gradients in every micro-batch; else in the last one, and keeps them whole till then."""
 
     strategy: StrategyName
     world: int
@@ -122,9 +120,7 @@ class Sharing:
         return self.per_node if self.way.replicates else self.world
 
     def share(self, shape: Sequence[int]) -> int:
-        """Return the elements of the largest piece of a weight: it is cut by rows, and every rank has room for as many
-        as the first one has.
-        """
+        """Return the elements of a weight's largest piece: cut by rows, each rank has room for the first one's."""
         return -(-shape[0] // self.shards) * math.prod(shape[1:])
 
 
@@ -134,12 +130,9 @@ _WHOLE = {"muon": ("zero1", *_SHARDED), "adamw8bit": _SHARDED, "adamw4bit": _SHA
 
 
 def sharing_problem(config: RunConfig, sharing: Sharing) -> UserError | None:
-    """Return why a step of this config cannot be shared so, as tried with model/step.py.
-
-    Muon's matrices and blocks of 8-bit and 4-bit moments are whole tensors (ZeRO-1 makes optimizers by AdamW's
-    arguments); fp32 masters are made before DDP and FSDP change the weights. Copies to the host were tried on one card
-    alone.
-    """
+    """Return why a step of this config cannot be shared so, as tried with model/step.py. Muon's matrices and blocks of
+    8-bit and 4-bit moments are whole tensors; fp32 masters are made before DDP and FSDP change the weights. Copies to
+    the host were tried on one card alone."""
     values = {"strategy": sharing.strategy}
     if sharing.way.replicates and sharing.world % sharing.per_node:
         return UserError("config.sharing_nodes", world=sharing.world, per_node=sharing.per_node)

@@ -211,9 +211,8 @@ SHARDING, OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
 
 
 def begins_in(metadata: Any) -> dict[str, int]:
-    """Return, of a safetensors file with parts of tensors, the row of the whole at which each begins, as
-    torch.distributed.checkpoint notes it in `__metadata__`. Raises ValueError, TypeError and the like for another form.
-    """
+    """Return, of a safetensors file with parts of tensors, the row of the whole at which each begins
+    (torch.distributed.checkpoint's `__metadata__`). Raises ValueError, TypeError and the like for another form."""
     told = json.loads(metadata[SHARDING]) if metadata and SHARDING in metadata else {}
     begins = {name: (entry[OFFSETS] or [0])[0] for name, entry in told.items()}
     if not all(type(begin) is int and begin >= 0 for begin in begins.values()):

@@ -1,7 +1,4 @@
-"""The words of a command line as options of a run, and the value of an option, as a word or a trainer's file has it.
-
-Of an option typed twice the last value counts, with a note.
-"""
+"""The words of a command line as options of a run; of an option typed twice the last value counts, with a note."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -134,7 +131,6 @@ class Vocabulary:
         return found
 
     def without(self, words: Sequence[str], keys: Collection[str]) -> tuple[str, ...]:
-        """Return the words but for those that set one of these options."""
         return tuple(each for word in self.split(words) if word.key not in keys for each in word.typed)
 
     def _word(self, word: str, following: str) -> Word:

@@ -89,10 +89,8 @@ def shares(weights: tuple[float, ...]) -> tuple[int, ...]:
 
 
 def dealt(rows: np.ndarray, weights: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Return (the part that each row comes from, how many rows of that part came before it).
-
-    After any number of rows a part has its share, to less than a row for each part and to one in a million.
-    """
+    """Return (the part that each row comes from, how many rows of that part came before it). After any number of rows a
+    part has its share, to less than a row for each part and to one in a million."""
     part = np.full(len(rows), len(weights) - 1, dtype=np.int64)
     counted, left = rows.astype(np.int64), np.ones(len(rows), dtype=bool)
     for number, share in enumerate(shares(weights)):

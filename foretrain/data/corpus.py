@@ -106,10 +106,8 @@ def data_of_config(
     find: Callable[[str], DatasetInfo | None] | None = None,
     built_in_tokens: Callable[[], int] | None = None,
 ) -> ConfigData:
-    """Return the config with what its dataset settles. `logged_vocab_size`: printed by a log of the run.
-
-    `find`: a dataset of a name; `built_in_tokens`: of the built-in corpus. Raises UserError 'data.…'.
-    """
+    """Return the config with what its dataset settles. `logged_vocab_size`: by a log of the run. `find`: a dataset of a
+    name; `built_in_tokens`: of the built-in corpus. Raises UserError 'data.…'."""
     from foretrain.data import dataset
 
     config = resolved.config

@@ -22,9 +22,7 @@ BUILT_IN_VOCABULARY = {"byte": 256, "gpt2": 50257}
 
 
 class DatasetInfo(Record):
-    """A dataset on disk; None where its files do not tell. `parts`: of a mix. `remote`: where the shards are fetched
-    from.
-    """
+    """A dataset on disk; None where its files do not tell. `parts`: of a mix. `remote`: where shards come from."""
 
     name: str
     path: str
@@ -61,9 +59,7 @@ def find(name: str) -> Path | None:
 
 
 def read_info(path: Path, remote: str | None = None) -> DatasetInfo:
-    """Read the dataset in a folder. Raises UserError 'data.…'. `remote`: where its shards are, when only the index is
-    here.
-    """
+    """Read the dataset in a folder. `remote`: where its shards are, if only the index is here. Raises UserError."""
     meta = _checked(read_meta(path), path)
     layout = read_layout(path, meta.get("dtype", "uint16"), present=remote is None)
     if layout.index is not None:

@@ -114,8 +114,7 @@ _PATTERNS = {(_LLAMA3, True): "llama-bpe", (_LLAMA3, False): "dbrx", (_LLAMA3.re
 
 def keys_of(tokenizer: Tokenizer, vocab_size: int, separator: int | None) -> dict[str, Any] | None:
     """Return GGUF's keys for a model with so many rows; None for a tokenizer that llama.cpp cannot hold. `separator`:
-    ends a document, and is not put before a prompt.
-    """
+    ends a document, and is not put before a prompt."""
     if isinstance(tokenizer, CharTokenizer):
         return _gguf_characters(tokenizer.ids, vocab_size)
     document = files_of(tokenizer, 0).get("tokenizer.json")
@@ -174,10 +173,8 @@ def _words_rule(made: Mapping[str, Any], merges: Sequence[str]) -> str | None:
 
 
 def _sentence_pieces(made: Mapping[str, Any], vocab_size: int) -> dict[str, Any] | None:
-    """Return a BPE over characters with byte fallback, as Llama 2's.
-
-    llama.cpp joins the neighbours with the highest score, which is right only where every way to a token is a merge.
-    """
+    """Return a BPE over characters with byte fallback, as Llama 2's; llama.cpp joins the neighbours with the highest
+    score, which is right only where every way to a token is a merge."""
     model = made["model"]
     vocabulary: dict[str, int] = model["vocab"]
     pairs = [tuple(pair) if isinstance(pair, list) else tuple(pair.split(" ")) for pair in model.get("merges") or ()]
@@ -226,10 +223,8 @@ def _begins_with_space(made: Mapping[str, Any]) -> bool | None:
 
 
 def _gguf_characters(ids: Mapping[str, int], vocab_size: int) -> dict[str, Any] | None:
-    """Return a table of characters as a vocabulary without merges for llama.cpp: RWKV's.
-
-    It looks for the longest token and may loop, so every character is a single byte, and every row one of them.
-    """
+    """Return a table of characters as a vocabulary without merges for llama.cpp: RWKV's. It looks for the longest token
+    and may loop, so every character is a single byte, and every row one of them."""
     tokens = {id: character for character, id in ids.items()}
     if sorted(tokens) != list(range(vocab_size)) or not all(c.isascii() and len(c) == 1 for c in tokens.values()):
         return None

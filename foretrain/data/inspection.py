@@ -254,10 +254,8 @@ _COUNTED_TOKENS = 2**22
 
 
 def unigram_entropy(info: DatasetInfo) -> float | None:
-    """Return the cross-entropy (nats per token) of the validation split under the training split's token frequencies.
-
-    None where the files or numpy are missing. At most 50 M tokens are read.
-    """
+    """Return the cross-entropy (nats per token) of the validation split under the training split's frequencies, of at
+    most 50 M tokens; None where the files or numpy are missing."""
     fetched = info.remote or any(part.dataset.remote for part in info.parts)
     if importlib.util.find_spec("numpy") is None or fetched:
         return None

@@ -1,7 +1,5 @@
-"""Prepared shards at an address (s3://, gs://, hf://, …): read through a bounded cache of this machine, by fsspec.
-
-The index comes first, which is enough for a plan; a shard gets its name when its digest is right.
-"""
+"""Prepared shards at an address (s3://, gs://, hf://, …), read by fsspec through a bounded cache of this machine. The
+index comes first, which is enough for a plan; a shard gets its name when its digest is right."""
 
 import contextlib
 import hashlib

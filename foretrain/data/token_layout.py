@@ -69,9 +69,7 @@ def is_dataset(folder: Path) -> bool:
 
 
 def read_layout(folder: Path, dtype: str = "uint16", *, present: bool = True) -> Layout:
-    """Read the layout of a folder. `dtype`: of files without a header; `present`: shards must be here. Raises
-    UserError.
-    """
+    """Read a folder's layout. `dtype`: of files without a header; `present`: shards must be here. Raises UserError."""
     if (folder / INDEX).is_file():
         return _foretrain(folder, check=present)
     if (folder / "train.bin").is_file() and not _has_llmc_magic(folder / "train.bin"):

@@ -1,7 +1,5 @@
-"""Token ids by position, over the files of a layout. Read with pread, never mapped: a file that shrinks is an error.
-
-Where the index has digests, a block is verified at its first read. No numpy.
-"""
+"""Token ids by position, over the files of a layout: read with pread, never mapped; a file that shrinks is an error.
+Where the index has digests, a block is verified at its first read. No numpy."""
 
 import os
 import threading

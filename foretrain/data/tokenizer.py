@@ -75,9 +75,7 @@ class JsonTokenizer:
 
     @classmethod
     def load(cls, folder: Path) -> "JsonTokenizer":
-        """Load a folder with tokenizer.json; the separator is its eos_token, else eos_token_id of a model's
-        config.json.
-        """
+        """Load a folder with tokenizer.json; the separator is its eos_token, else a config.json's eos_token_id."""
         try:
             settings = folder / cls.SETTINGS
             said = json.loads(read_text(settings)).get("eos_token") if settings.is_file() else None

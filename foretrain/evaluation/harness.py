@@ -131,9 +131,7 @@ class Harness:
         return f"{PACKAGE} {importlib.metadata.version(PACKAGE)}"
 
     def load(self, name: str, shots: int | None) -> Any:
-        """Load the tasks and groups of a name with their data; a task meant for no examples keeps none. Raises
-        UserError.
-        """
+        """Load the tasks and groups of a name with their data; one for no examples keeps none. Raises UserError."""
         _seed()
         try:
             found = self.manager.load([name])
@@ -149,10 +147,8 @@ class Harness:
     def run(
         self, model: Any, name: str, loaded: Any, *, documents: int | None, shared: Mapping[str, Any]
     ) -> tuple[TaskScore, ...]:
-        """Run the tasks of one name, from `load`. `shared`: fields that all records have. Raises UserError.
-
-        lm-eval's `evaluate`, with `simple_evaluate`'s settings, which asks git and pip for each name.
-        """
+        """Run the tasks of one name as lm-eval's `simple_evaluate`, which asks git and pip for each name. `shared`:
+        fields that all records have. Raises UserError."""
         _seed()
         if hasattr(model, "logits_cache"):
             # Of two windows in a batch that end alike and are cut at other places, lm-eval 0.4.13 scores other tokens.

@@ -1,8 +1,5 @@
-"""Bits per byte of a text in overlapping windows, each token predicted once.
-
-A window begins every `stride` tokens and scores only new ones: the recipe of "Perplexity of fixed-length models" in the
-documentation of transformers.
-"""
+"""Bits per byte of a text in overlapping windows, each token predicted once: the recipe of "Perplexity of fixed-length
+models" in the documentation of transformers."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -63,9 +60,7 @@ class Summed:
 
 
 def windows(count: int, context: int, stride: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (begin, end, scored) of each window: ids[begin:end] predict the ids one further on, the last `scored`
-    count.
-    """
+    """Yield (begin, end, scored): ids[begin:end] predict the ids one further on, the last `scored` of them count."""
     done = begin = 0
     while done < count - 1:
         end = min(begin + context, count - 1)
@@ -74,7 +69,6 @@ def windows(count: int, context: int, stride: int) -> Iterator[tuple[int, int, i
 
 
 def rows_at_once(context: int, vocab_size: int) -> int:
-    """Return the windows per batch that keep logits within LOGITS_BYTES."""
     return max(1, min(MOST_ROWS, LOGITS_BYTES // (4 * context * vocab_size)))
 
 
@@ -88,10 +82,8 @@ def score(
     context: int | None = None,
     tell: Tell = lambda done, total: None,
 ) -> Summed:
-    """Sum over `ids`, whose first one is context only. `byte_counts`: the bytes of each id's text.
-
-    `skip`: an id that is never scored. Raises UserError 'memory.evaluation' where one window does not fit on the card.
-    """
+    """Sum over `ids`, whose first one is context only. `byte_counts`: the bytes of each id's text; `skip`: an id that
+    is never scored. Raises UserError 'memory.evaluation' where one window does not fit on the card."""
     context = min(context or model.context_tokens, model.context_tokens)
     sizes = np.asarray(byte_counts, dtype=np.int64)
     nats: list[float] = []

@@ -16,11 +16,8 @@ BFLOAT16_MACOS = (14, 0)  # Metal has bfloat16 from there on
 
 
 class Accelerator:
-    """A CPU: nothing is asynchronous, and its allocator counts nothing.
-
-    `counts`: whether its allocator reports reserved bytes. `decides`: whether an optimizer's fused kernel changes
-    nothing where its `found_inf` is 1.
-    """
+    """A CPU: nothing is asynchronous, and its allocator counts nothing. `counts`: reserved bytes are reported.
+    `decides`: an optimizer's fused kernel changes nothing where its `found_inf` is 1."""
 
     counts, decides = False, True
 
@@ -121,9 +118,7 @@ class Mps(Accelerator):
             torch.accelerator.reset_peak_memory_stats()
 
     def peaks(self) -> tuple[int | None, int | None]:
-        """Return the driver's present use where peaks are not counted: nearly the same, as the allocator keeps its
-        memory.
-        """
+        """Return the driver's present use where peaks are not counted: nearly the same, as memory is kept."""
         held = torch.mps.driver_allocated_memory()  # Metal's own allocations included
         if not self._counts_peaks:
             return None, held

@@ -33,9 +33,7 @@ class Bandwidth(Record):
 
 
 class Peaks(Record):
-    """`page_s`: the first touch of a fresh page, on a CPU. `launch_s`: the smallest operation, also with its backward
-    pass.
-    """
+    """`page_s`: the first touch of a fresh page, on a CPU. `launch_s`: the smallest operation, also with backward."""
 
     products: tuple[ProductPeak, ...]
     bandwidths: tuple[Bandwidth, ...]
@@ -59,9 +57,8 @@ class Peaks(Record):
         return found.flop_per_s if found else None
 
     def bytes_per_s(self, moved_bytes: float, *, in_place: bool = False) -> float | None:
-        """Return the bandwidth of a kernel that moves so many bytes: log-linear between measured sizes, and no less
-        than of any larger one. `in_place`: writes where it read, so that half the room in a cache is enough.
-        """
+        """Return the bandwidth for so many bytes: log-linear between sizes, and no less than of any larger one.
+        `in_place`: writes where it read, so that half the room in a cache is enough."""
         best: dict[int, float] = {}
         for each in self.bandwidths:
             if (each.access == "in_place") == in_place:
@@ -130,9 +127,7 @@ class KernelTime(Record):
 
 
 class StepTime(Record):
-    """A measured small step of foretrain's trainer, to correct others by. `forward_s`: of a micro-batch of an
-    evaluation.
-    """
+    """A small step of foretrain's trainer, measured to correct others. `forward_s`: of an evaluation's micro-batch."""
 
     options: dict[str, int | float | bool | str]
     dtype: str

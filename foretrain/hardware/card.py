@@ -1,7 +1,4 @@
-"""NVML's view of this machine's cards: what they are, memory by process, energy, clocks, throttling. No torch.
-
-Every figure is queried by itself, so that one that is refused leaves the others.
-"""
+"""NVML's view of this machine's cards, without torch; a figure that is refused leaves the others."""
 
 import os
 import re
@@ -17,10 +14,8 @@ VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
 def visible(uuids: Sequence[str], environ: Mapping[str, str]) -> tuple[int | None, ...]:
-    """Return NVML's index of each card that CUDA shows, by CUDA's number; None for a part of a card (MIG).
-
-    As in CUDA an unknown name ends the list, and a repeated one empties it.
-    """
+    """Return NVML's index of each card that CUDA shows, by CUDA's number; None for a part of a card (MIG). As in CUDA
+    an unknown name ends the list, and a repeated one empties it."""
     if VARIABLE not in environ:
         return tuple(range(len(uuids)))
     words = [word.strip() for word in environ[VARIABLE].split(",")]
@@ -72,10 +67,8 @@ _CORES_PER_SM: dict[tuple[int, ...], int] = {(7, 0): 64, (7, 5): 64, (8, 0): 64,
 
 
 class CardSample(Record):
-    """One card at one moment; None where NVML does not tell. `ours_bytes`: held by the watched processes.
-
-    `busy` and `memory_busy` are NVML's utilisation. `energy_j` is the driver's counter since it was loaded.
-    """
+    """One card at one moment; None where NVML does not tell. `ours_bytes`: held by the watched processes; `busy`,
+    `memory_busy`: NVML's utilisation; `energy_j`: since the driver was loaded."""
 
     index: int
     used_bytes: int | None = None
@@ -192,10 +185,8 @@ class Cards:
         self._handles = []
 
     def index_of(self, cuda: int, uuid: str = "", bus_id: str = "") -> int | None:
-        """Return NVML's index of CUDA's card `cuda` in this process; None where CUDA shows none so.
-
-        torch's `uuid` or `bus_id` identify it for certain; CUDA_VISIBLE_DEVICES does not where cards differ.
-        """
+        """Return NVML's index of CUDA's card `cuda` in this process; None where CUDA shows none so. torch's `uuid` or
+        `bus_id` identify it for certain; CUDA_VISIBLE_DEVICES does not where cards differ."""
         uuids = [_text(self._ask("nvmlDeviceGetUUID", handle)) for handle in self._handles]
         if uuid in uuids and uuid:
             return uuids.index(uuid)

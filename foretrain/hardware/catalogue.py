@@ -1,8 +1,5 @@
-"""Devices to plan for: a card of the catalogue `gpus.toml`, the card in this machine, or its CPU.
-
-An unknown card is an error that names the nearest ones. A user's own file may have such blocks: `--gpu-file FILE`, or
-FORETRAIN_GPU_FILE.
-"""
+"""Devices to plan for: a card of the catalogue `gpus.toml`, or of a user's own file (`--gpu-file FILE`,
+FORETRAIN_GPU_FILE), the card in this machine, or its CPU."""
 
 import difflib
 import json
@@ -130,11 +127,8 @@ class Gpu(Record):
 
     @property
     def slowest_share(self) -> float:
-        """Return the clock of the version with the least power, as a share of the figures here; 1 where all are alike.
-
-        Where it is not published it goes with the root of the power: within 19% of the eleven laptop rows that have
-        both.
-        """
+        """Return the clock of the version with least power, as a share of the figures here; unpublished ones go with
+        the root of the power: within 19% of the eleven laptop rows that have both."""
         if self.lowest_boost_clock_ghz and self.boost_clock_ghz:
             return self.lowest_boost_clock_ghz / self.boost_clock_ghz
         if self.lowest_board_power_w and self.board_power_w:
@@ -151,9 +145,7 @@ class Gpu(Record):
         return self.kind != "cuda" or self.capability == (0, 0) or self.capability >= LEAST_FOR_TRITON
 
     def peak_flop_per_s(self, dtype: Dtype) -> float | None:
-        """Return the dense peak of matmuls in this dtype (float32: TF32) with fp32 sums; None where no source states
-        one.
-        """
+        """Return the dense peak of matmuls in a dtype (float32: TF32) with fp32 sums; None without a source."""
         emulated = self.fp32_tflops and EMULATED_BF16_SHARE * self.fp32_tflops
         tflops = {
             "float16": self.fp16_dense_tflops,
@@ -163,10 +155,8 @@ class Gpu(Record):
         return tflops * 1e12 if tflops else None
 
     def sustained_share(self, dtype: Dtype) -> float | None:
-        """Return the share of the peak that large matmuls hold within the board's power; None where unknown.
-
-        An unmeasured card's follows from its architecture: the rate grows with the root of power times SMs.
-        """
+        """Return the share of the peak that large matmuls hold within the board's power; None where unknown. An
+        unmeasured card's follows from its architecture: the rate grows with the root of power times SMs."""
         rates = {
             "bfloat16": (self.measured_bf16_matmul_tflops, self.bf16_dense_tflops),
             "float16": (self.measured_fp16_matmul_tflops, self.fp16_dense_tflops),
@@ -359,11 +349,8 @@ def _with_memory(gpu: Gpu, gib: float) -> Gpu | None:
 
 
 def find(name: str) -> Gpu:
-    """Return the card of a name: 'RTX 4070', 'rtx4070', '4070', 'NVIDIA GeForce RTX 4070', 'M4 Max 64GB'.
-
-    A short name of several cards means the one that NVLink connects, with the least memory; `choices` are all of them.
-    Raises UserError 'gpu.unknown_name…' or, where none has NVLink, 'gpu.ambiguous'.
-    """
+    """Return the card of a name: 'RTX 4070', '4070', 'M4 Max 64GB'. A short name of several means the one that NVLink
+    connects, with the least memory; `choices` are all. Raises UserError 'gpu.unknown_name…', 'gpu.ambiguous'."""
     found = _named(name)
     if len(found) == 1:
         return found[0]
@@ -458,9 +445,7 @@ def match(name: str, memory_gib: float, sm_count: int | None) -> Gpu:
 
 
 def detect(index: int = 0, nvml: Any = None, **more: str) -> DetectedGpu | None:
-    """Return CUDA's NVIDIA card `index`; None without card or driver. Raises UserError 'gpu.unknown'. `nvml`: for
-    tests.
-    """
+    """Return CUDA's NVIDIA card `index`; None without card or driver. Raises UserError 'gpu.unknown'."""
     cards = Cards(nvml)
     try:
         sample = cards.one(cards.index_of(index, **more), ())

@@ -24,10 +24,8 @@ _PARTS = re.compile(r"\s*(?:\+|,|&| and )\s*")
 
 
 class Cluster(Record):
-    """Cards of one kind. `link` connects those of a node, `network` the nodes; None where there is one.
-
-    `assumed`: ids of what is neither stated nor in links.toml. `choices`: the cards of the name `meant`.
-    """
+    """Cards of one kind. `link` connects those of a node, `network` the nodes; None where there is one. `assumed`: ids
+    of what is neither stated nor in links.toml. `choices`: the cards of the name `meant`."""
 
     gpu: Gpu
     nodes: int
@@ -128,9 +126,7 @@ def _mixed(names: list[str], text: str) -> UserError:
 
 
 def cluster(text: str, link: str = "", network: str = "", here: Callable[[], Gpu] | None = None) -> Cluster:
-    """Return the cards of a text, with links by name or their usual ones. `here`: the card of a count alone. Raises
-    UserError.
-    """
+    """Return a text's cards, with links by name or usual. `here`: the card of a count alone. Raises UserError."""
     asked = parse(text)
     if asked.name:
         gpu = find(asked.name)

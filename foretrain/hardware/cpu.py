@@ -1,7 +1,5 @@
-"""This machine's CPU as a device to plan for: its nominal peak follows from cores, vector width and clock.
-
-Known limits: a virtual machine reports the base clock; two FMA units per core and a flat bandwidth are assumed.
-"""
+"""This machine's CPU as a device to plan for, its nominal peak from cores, vector width and clock; a virtual machine
+reports the base clock; two FMA units per core and a flat bandwidth are assumed."""
 
 import functools
 import json

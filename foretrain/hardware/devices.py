@@ -80,11 +80,8 @@ def device_named(name: str) -> Gpu:
 def target(
     name: str, stated_bytes: int | None = None, *, index: int = 0, detect: Callable[[int], DetectedGpu | None] = detect
 ) -> Target:
-    """Return the device of this name with other programs' use: as stated, else measured here.
-
-    "auto": card `index` of this machine. Raises UserError where the card is absent or unknown, or others use more than
-    it has.
-    """
+    """Return the device of this name ("auto": card `index` here) with other programs' use, stated or measured. Raises
+    UserError where the card is absent or unknown, or others use more than it has."""
     used_bytes = 0
     if name.lower() == HERE:
         found = detect(index)
@@ -118,10 +115,8 @@ def used_here_bytes(gpu: Gpu, index: int = 0) -> int:
 def find_device(
     name: str, seen: Sequence[str] = (), tell: Callable[[UserError], object] = lambda error: None
 ) -> Gpu | None:
-    """Return the card of this name; for "auto" the first one `seen` at work, else this machine's.
-
-    None where the catalogue lacks it, which `tell` gets. Raises UserError for an unknown name.
-    """
+    """Return the card of this name; for "auto" the first one `seen` at work, else this machine's; None where the
+    catalogue lacks it, which `tell` gets. Raises UserError for an unknown name."""
     if name.lower() != HERE:
         return device_named(name)
     try:

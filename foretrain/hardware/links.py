@@ -13,10 +13,8 @@ PINNED_SHARE = 0.8  # assumed, not measured: of the wire, by one large copy betw
 
 class Link(Record):
     """One kind of link. `wire_gb_per_s` is the standard's rate in a direction; of a network, of one NIC.
-
     `reached_share` is NCCL's bus bandwidth, `least_share` that of the worst published machine, `switch_share` with
-    NVLS. `joins`: cards that a bridge fits. `between`: cards whose machines usually have this network.
-    """
+    NVLS. `joins`: cards that a bridge fits. `between`: cards whose machines usually have this network."""
 
     name: str
     aliases: tuple[str, ...] = ()

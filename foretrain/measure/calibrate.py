@@ -1,9 +1,6 @@
-"""`foretrain calibrate`: this device measured, kernel by kernel, and in a few whole steps.
-
-The faster of a kernel's runs count, as other work can only slow one down. Whole steps show by how much they are slower
-than their kernels. Only the first dtype's are compiled: on an H100 the corrections of three dtypes were within 5% of
-each other.
-"""
+"""`foretrain calibrate`: this device's fastest runs of each kernel, and a few whole steps, which show by how much they
+are slower than their kernels. Only the first dtype's are compiled: on an H100 the corrections of three were within
+5%."""
 
 import datetime
 import math

@@ -1,7 +1,4 @@
-"""A device's practical peaks: matmuls, bandwidth, fresh pages, launches. Some seconds on a CPU.
-
-The fastest run counts: a peak that is too low would be a limit that a step can beat.
-"""
+"""A device's practical peaks: matmuls, bandwidth, pages, launches. The fastest run counts, or a step could beat it."""
 
 import math
 import mmap

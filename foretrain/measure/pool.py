@@ -1,7 +1,4 @@
-"""The child processes of `foretrain tune`, each with its model and files: kept alive while memory allows.
-
-Where the next one would not fit, the least recently used are ended first.
-"""
+"""The child processes of `foretrain tune`; where memory lacks for the next, the least recently used are ended."""
 
 import os
 import shutil
@@ -23,11 +20,8 @@ IS_OTHER = "FORETRAIN_TUNE_RANK" in os.environ
 
 
 def main(parent: Parent) -> None:
-    """Time one setting's training steps in a child, in short bursts whenever the parent asks.
-
-    It gets the job, then orders, each answered by one frame. A step of random tokens is cut short where it has many
-    micro-batches. Of several ranks this is the first one, or one that it started.
-    """
+    """Time one setting's training steps in a child, in short bursts whenever the parent asks: it gets the job, then
+    orders, each answered by one frame. A step of random tokens is cut short where it has many micro-batches."""
     first = parent.receive()
     if first is None:
         return
@@ -62,9 +56,7 @@ SIDE_BY_SIDE = 0.6  # of available memory; beyond it, children are ended to make
 
 
 class Burst(Record):
-    """Some steps of one setting. `step_s`: their lower quartile. `started_s`: the child's start; `elsewhere`: others'
-    share.
-    """
+    """Some steps. `step_s`: their lower quartile; `started_s`: the child's start; `elsewhere`: others' share."""
 
     step_s: float
     steps: int

@@ -1,8 +1,5 @@
-"""The settings that `foretrain tune` chooses among: other ways to carry out the same training. No torch.
-
-Tokens per step, model, optimizer and arithmetic stay; the order of sums and an open dtype may differ. An option's
-values are its *levels*.
-"""
+"""The settings that `foretrain tune` chooses among: other ways to carry out the same training. No torch. The order of
+sums and an open dtype may differ. An option's values are its *levels*."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -65,10 +62,8 @@ def levels_of(config: RunConfig) -> tuple[Level, ...]:
 def options(
     asked: RunConfig, base: RunConfig, given: frozenset[str], wanted: Sequence[str], machine: Machine
 ) -> list[tuple[Level, ...]]:
-    """Return the levels of each option in TUNABLE, the base's own first; only that of an option not `wanted`.
-
-    `asked`: the user's config; `base`: with every open choice decided.
-    """
+    """Return the levels of each option in TUNABLE, the base's own first; only that of an option not `wanted`. `asked`:
+    the user's config; `base`: with every open choice decided."""
     own = dict(zip(TUNABLE, levels_of(base), strict=True))
     free: dict[str, Sequence[Level]] = {
         "batch_size": divisors(sequences_of(base) // machine.world),
@@ -209,9 +204,8 @@ def forecast_memory(config: RunConfig, gpu: Gpu, dtype: Dtype, room_bytes: int |
 
 
 def fitting(found: Sequence[Setting], gpu: Gpu, dtype: Dtype, room_bytes: int | None, world: int = 1) -> list[Setting]:
-    """Return the settings that may fit: per combination of the other options, micro-batches up to the largest such. The
-    need grows with the micro-batch, so a binary search finds it; threads take no memory.
-    """
+    """Return the settings that may fit: per combination of the other options, micro-batches up to the largest such,
+    which a binary search finds, as the need grows with it."""
     groups: dict[tuple[Level, ...], list[Setting]] = {}
     for setting in found:
         groups.setdefault(setting.but_batch, []).append(setting)

@@ -1,7 +1,5 @@
-"""Training steps of one setting on random tokens, in a child process: timed in bursts, or tried for their memory.
-
-Torch is imported with this file, so only children import it, once they listen to their parent.
-"""
+"""Training steps of one setting on random tokens, timed in bursts or tried for their memory. Torch is imported with
+this file, so only children import it, once they listen to their parent."""
 
 import json
 import math
@@ -86,9 +84,7 @@ class Ranks:
 
 
 def joined(job: dict[str, Any], answer: Answer) -> Ranks | None:
-    """Return this process's place among the ranks of a job, of which the first starts the others; None where it is
-    alone.
-    """
+    """Return this process's place among the ranks of a job, of which the first starts the others; None if alone."""
     if job["world"] == 1:
         return None
     if rank := int(os.environ.get(RANK, "0")):
@@ -127,11 +123,8 @@ def rows_of(config: RunConfig, count: int) -> Any:
 
 
 class TimedStep:
-    """A model that trains by one setting, and a clock for its steps.
-
-    `cpu_clock`: count the process's own CPU time, which other programs disturb less; right for one thread only.
-    `ranks`: that share each step, of whose micro-batches `config` has this one's.
-    """
+    """A model that trains by one setting, and a clock for its steps. `cpu_clock`: the process's own CPU time, which
+    other programs disturb less; right for one thread only. `ranks`: they share each step."""
 
     def __init__(self, config: RunConfig, *, cpu_clock: bool = False, ranks: Ranks | None = None) -> None:
         if config.cpu_threads:
@@ -190,10 +183,8 @@ class TimedStep:
         return taken, float(result.loss)
 
     def warm_up(self) -> dict[str, Any]:
-        """Compile, allocate the moments, find out how much of a step can be timed.
-
-        Return the findings; `loss`: of the drawn weights on all rows of a step, None where a step is cut short.
-        """
+        """Compile, allocate the moments, find out how much of a step can be timed; return the findings, with the `loss`
+        of the drawn weights on a step, None where it is cut short."""
         started = time.perf_counter()
         self.step()
         ready_s = time.perf_counter() - started

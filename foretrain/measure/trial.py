@@ -1,8 +1,6 @@
-"""A child process that trains steps of one config, its memory watched; and a short trial of a run's sizes in one.
-
-It evaluates before and after two optimizer steps of at most two micro-steps (Adam's states appear after the first), on
-random tokens. It is capped by PyTorch's allocator on CUDA; on a CPU the parent polls fifty times per second.
-"""
+"""A child process that trains steps of one config, its memory watched; and a short trial of a run's sizes in one:
+evaluations around two optimizer steps of at most two micro-steps (Adam's states appear after the first). It is capped
+by PyTorch's allocator on CUDA; on a CPU the parent polls fifty times per second."""
 
 import math
 import time

@@ -20,11 +20,9 @@ Stop = Literal["decided", "alike", "budget", "interrupted"]
 
 
 class TuneTrial(Record):
-    """One tried setting. `options`: its level of each option.
-
-    `step_s` is measured in turns with the pick's steps; `peak_bytes` is the process's on a CPU, and reserved memory and
-    context on a card. `pareto`: none other is faster in less memory.
-    """
+    """One tried setting. `options`: its level of each option. `step_s` is measured in turns with the pick's steps;
+    `peak_bytes` is the process's on a CPU, and reserved memory and context on a card. `pareto`: none other is faster in
+    less memory."""
 
     options: dict[str, bool | int | str]
     gradient_accumulation_steps: int

@@ -1,8 +1,5 @@
-"""`foretrain tune`: the setting that trains fastest on this machine, found in few trials, tokens per step unchanged.
-
-The forecast ranks the settings; a model picks the most promising trial for its time, and every trial, timed in turns
-with the config as given, corrects it. The best few then race. `Bench` times, the caller sets the time.
-"""
+"""`foretrain tune`: the setting that trains fastest on this machine. The forecast ranks the settings, each trial, timed
+in turns with the config as given, corrects it, and the best few race."""
 
 import math
 import random

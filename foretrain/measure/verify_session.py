@@ -324,7 +324,6 @@ def target(device: str) -> Target:
 
 
 def own_version() -> str:
-    """Return foretrain's version; `source` where it runs from a checkout that is not installed."""
     return installed("foretrain") or "source"
 
 

@@ -1,7 +1,4 @@
-"""One case on the real device, in its own process: the code that `plan --exact` traces, with random tokens.
-
-Peaks are torch's own, read at each change of phase; enough steady steps are timed.
-"""
+"""One case on the real device, in its own process: the code that `plan --exact` traces, with random tokens."""
 
 import functools
 import os
@@ -34,10 +31,8 @@ class Enough(Exception):
 
 
 class Watch:
-    """Takes the tracer's place: at each change of phase it reads torch's counters, and the clock.
-
-    `phases`: the peaks of each; `times`: seconds of each steady step, then raises Enough.
-    """
+    """Takes the tracer's place: at each change of phase it reads torch's counters, and the clock. `phases`: the peaks
+    of each; `times`: seconds of each steady step, then raises Enough."""
 
     def __init__(self, device: torch.device, *, enough: bool = False) -> None:
         self.device, self.enough = device, enough

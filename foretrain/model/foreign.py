@@ -1,7 +1,5 @@
-"""Weights in other formats: Hugging Face's names and orientation, other contexts and vocabularies.
-
-Hugging Face keeps a GPT-2 block's matrices as Conv1D, in x out (transformers, pytorch_utils.py), and always has biases.
-"""
+"""Weights in other formats. Hugging Face keeps a GPT-2 block's matrices as Conv1D, in x out (transformers,
+pytorch_utils.py), and always has biases."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -38,11 +36,9 @@ def read_moments(files: Sequence[str | Path], shape: ModelShape) -> Iterator[tup
 
 
 def fit(parameter: Parameter, tensor: Tensor, model: ModelShape) -> Tensor:
-    """Fit a weight to a smaller context (positions cropped, as nanoGPT's) or a larger vocabulary.
-
-    New rows are the mean row: V rows grown to W raise the loss by at most ln(W/V) (Jensen), 0.0009 nats from 50,257 to
-    50,304. The logit of a row of zeros could be far above all others.
-    """
+    """Fit a weight to a smaller context (cropped, as nanoGPT's) or a larger vocabulary: new rows are the mean row, so V
+    rows grown to W raise the loss by at most ln(W/V) (Jensen); a row of zeros could have a logit far above all
+    others."""
     return _fitted(parameter, tensor, model, lambda: tensor.mean(0, keepdim=True))
 
 

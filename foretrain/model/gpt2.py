@@ -1,9 +1,5 @@
-"""GPT-2 with nanoGPT's parameter names and initialisation, draw for draw with the same seed.
-
-The training forward returns the loss alone: returned logits would stay alive through backward (docs/memory.md).
-
-Shapes: B micro-batch, T context, C width, H heads, V vocabulary.
-"""
+"""GPT-2 with nanoGPT's parameter names and draws. B micro-batch, T context, C width, H heads, V vocabulary. The
+training forward returns the loss alone: returned logits would stay alive through backward (docs/memory.md)."""
 
 import math
 from collections.abc import Callable

@@ -1,10 +1,6 @@
-"""A whole optimizer step as one CUDA graph: the host launches it once, and the card runs all of its kernels.
-
-A small model's kernels take less time than Python needs to launch them. A replay runs the recorded kernels on the same
-addresses (https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs), so the numbers are those of the recorded
-step, except that the learning rate is read as a float32. An evaluation is a second graph in the memory of the first,
-whose activations are free by then; its last batch is a third where it is smaller.
-"""
+"""A whole optimizer step as one CUDA graph: a small model's kernels take less time than Python needs to launch them. A
+replay's numbers are the recorded step's, but the learning rate is a float32. An evaluation is a second graph in the
+memory of the first (https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs)."""
 
 import gc
 from collections.abc import Callable, Iterable, Iterator
@@ -31,8 +27,7 @@ class Recorder(Protocol):
 
     def record(self, work: Callable[[], Made]) -> tuple[Replay, Made]:
         """Record what `work` launches without running it; return the replay and `work`'s result. Raises RuntimeError
-        where `work` asks the device for something.
-        """
+        where `work` asks the device for something."""
         ...
 
     def make_room(self) -> None: ...

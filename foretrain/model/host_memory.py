@@ -1,7 +1,5 @@
-"""Tensors that leave a card while it works, on a stream of their own, and checkpointed block inputs among them.
-
-A tensor is held until the next one leaves, so that the order of Python, not the bus, decides when memory is free.
-"""
+"""Tensors that leave a card while it works, on a stream of their own, and checkpointed block inputs among them. Each is
+held until the next one leaves, so that Python's order, not the bus, decides when memory is free."""
 
 from collections.abc import Callable
 from typing import Any

@@ -20,10 +20,8 @@ from foretrain.model.update import not_finite
 
 
 class BackwardUpdates:
-    """Updates a model whose parameters are all AdamW's, only within `updating`.
-
-    `held`: 1.0 where a part of the last step was held back. `changed`: a pass failed after a change: not repeatable.
-    """
+    """Updates a model whose parameters are all AdamW's, only within `updating`. `held`: 1.0 where a part of the last
+    step was held back. `changed`: a pass failed after a change: not repeatable."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer

@@ -1,7 +1,4 @@
-"""The models of all families from their hidden states on, and the model of a config.
-
-Shapes: B micro-batch, T context, C width, V vocabulary.
-"""
+"""The models of all families from their hidden states on. B micro-batch, T context, C width, V vocabulary."""
 
 import importlib
 from collections.abc import Callable
@@ -17,9 +14,7 @@ from foretrain.model import techniques
 
 
 class LanguageModel(nn.Module):
-    """The loss of hidden states and logits to sample from; a family adds layers, techniques `around` and
-    `chunked_loss`.
-    """
+    """The loss of hidden states, and logits; a family adds layers, techniques `around` and `chunked_loss`."""
 
     lm_head: nn.Linear
     chunked_loss: Any

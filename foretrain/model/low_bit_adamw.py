@@ -35,9 +35,7 @@ _SMALLEST = 1e-30  # the scale of a block of zeros; any number does
 
 
 def dynamic_tree(bits: int, *, signed: bool) -> list[float]:
-    """Return the numbers of the codes, ascending, in [-1, 1] or [0, 1]: leading zeros are a power of ten, other bits
-    divide.
-    """
+    """Return the codes' numbers, ascending, in [-1, 1] or [0, 1]: leading zeros are a power of ten, others divide."""
     found = [0.0, 1.0]
     for zeros in range(bits - 1):
         parts = 2 ** (bits - 2 - zeros + (not signed))

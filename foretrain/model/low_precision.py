@@ -81,10 +81,8 @@ class Fp8Matmul(torch.autograd.Function):
 
 class Int8Matmul(torch.autograd.Function):
     """x (M x K), weight (N x K, fp32) -> x·Wᵀ (M x N) in `dtype`, with INT8 in forward and for the input's gradient.
-
     `all_three`: the weight's gradient in INT8 too. Scales along the summed dimension are multiplied into the other
-    factor before that is quantised: dx = (dy·s_W)·W and dW = (dy·s_x)ᵀ·x.
-    """
+    factor before that is quantised: dx = (dy·s_W)·W and dW = (dy·s_x)ᵀ·x."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, dtype: torch.dtype, all_three: bool) -> Tensor:

@@ -1,9 +1,5 @@
-"""Muon for the matrices of the blocks, AdamW for everything else, as one optimizer.
-
-Muon (Keller Jordan, https://kellerjordan.github.io/posts/muon) replaces the momentum of a matrix by the nearest matrix
-whose singular values are all about 1, which Newton-Schulz iterations find with matmuls alone. Matrices of one shape are
-iterated together.
-"""
+"""Muon (https://kellerjordan.github.io/posts/muon) for the blocks' matrices, AdamW for everything else: a matrix's
+momentum becomes the nearest matrix whose singular values are all about 1, by Newton-Schulz iterations."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -25,10 +21,8 @@ kernels: Any = torch  # list operations have private names, in torch.optim too
 
 
 def newton_schulz(x: Tensor) -> Tensor:
-    """Return about U·Vᵀ of each matrix U·S·Vᵀ in `x` (k x m x n): singular values end between 0.7 and 1.2.
-
-    The first kernel of three bounds the largest s by the fourth root of the sum of all s⁴.
-    """
+    """Return about U·Vᵀ of each matrix U·S·Vᵀ in `x` (k x m x n): singular values end between 0.7 and 1.2. The first
+    kernel of three bounds the largest s by the fourth root of the sum of all s⁴."""
     tall = x.shape[-2] > x.shape[-1]
     if tall:
         x = x.mT

@@ -105,10 +105,8 @@ class NanoChat(RotaryModel):
 
 
 def _init(module: nn.Module) -> None:
-    """Draw normally with variance 1 / inputs what reads the residual stream; zero for what writes to it.
-
-    nanochat draws embeddings wider and learns them faster; the norm after them takes their scale away.
-    """
+    """Draw normally with variance 1 / inputs what reads the residual stream; zero for what writes to it. nanochat draws
+    embeddings wider and learns them faster; the norm after them takes their scale away."""
     if isinstance(module, nn.Embedding):
         nn.init.normal_(module.weight, std=EMBEDDING_STD)
     elif isinstance(module, Attention):

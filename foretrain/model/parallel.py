@@ -83,10 +83,8 @@ class Parallel:
         yield
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
-        """Run the backward pass of a micro-batch.
-
-        After a failed pass DDP waits for gradients, so they bypass it until the last micro-batch.
-        """
+        """Run a micro-batch's backward pass. After a failed pass DDP waits for gradients, so they bypass it until the
+        last micro-batch."""
         if self._stale and not last:
             trained = [p for p in self.model.parameters() if p.requires_grad]
             for parameter, gradient in zip(trained, torch.autograd.grad(loss, trained), strict=True):
@@ -97,9 +95,7 @@ class Parallel:
             self._stale = False
 
     def broken_off(self) -> bool:
-        """Note that a step's passes failed; return whether they can be repeated: not with FSDP, which sends in every
-        pass.
-        """
+        """Note that a step's passes failed; return whether they can be repeated: FSDP sends in every pass."""
         if not isinstance(self.call, DistributedDataParallel):
             return False
         self._stale = True
@@ -110,10 +106,8 @@ class Parallel:
         return True
 
     def catch_up(self, loss: Callable[[], Tensor]) -> None:
-        """Bring a process that is `behind` to its state after a step, by a pass whose gradients are dropped.
-
-        DDP lays out its buckets after the first step, so a resumed run would otherwise sum in another order.
-        """
+        """Bring a process that is `behind` to its state after a step, by a pass whose gradients are dropped: DDP lays
+        out its buckets after the first step, so a resumed run would sum in another order."""
         if self.behind and isinstance(self.call, DistributedDataParallel):
             device = next(self.model.parameters()).device
             with torch.random.fork_rng([device] if device.type == "cuda" else []):

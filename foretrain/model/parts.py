@@ -1,8 +1,5 @@
-"""Tensors in safetensors files, whole or in parts: every rank writes its rows into a file of its own.
-
-The header says where each part begins, so PyTorch's HuggingFaceStorageReader reads ours. Its writer has no checksums,
-copies a file in memory, and sends plans as pickles.
-"""
+"""Tensors in safetensors files: every rank writes its rows, whose place the header tells, into a file of its own.
+PyTorch's HuggingFaceStorageReader reads them; its writer has no checksums, copies a file and pickles plans."""
 
 import contextlib
 import json

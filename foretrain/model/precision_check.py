@@ -1,7 +1,4 @@
-"""A check whether a mode of `matmul` suits this model: loss and gradients in it against those in the run's dtype.
-
-Same weights and batches, in evaluation mode: nothing changes, and no random number is drawn.
-"""
+"""A check whether a mode of `matmul` suits this model: loss and gradients against those in the run's dtype."""
 
 import math
 from collections.abc import Callable, Iterable

@@ -1,7 +1,4 @@
-"""The one training step: everything between a batch of tokens and changed weights.
-
-It neither reads files nor prints, so that it can be traced on fake tensors.
-"""
+"""The one training step, from a batch to changed weights; it reads no files and never prints, so it can be traced."""
 
 import contextlib
 import math
@@ -58,10 +55,8 @@ class TrainState:
 
 @dataclass(frozen=True)
 class StepResult:
-    """The mean loss of a step's micro-batches, and the gradient's norm before clipping, on the device.
-
-    `held`: 1.0 where the update was skipped. `asked`: above 0 where a rank has a message.
-    """
+    """The mean loss of a step's micro-batches, and the gradient's norm before clipping, on the device. `held`: 1.0
+    where the update was skipped. `asked`: above 0 where a rank has a message."""
 
     loss: Tensor
     grad_norm: Tensor
@@ -149,10 +144,8 @@ def _masters(model: LanguageModel, config: RunConfig, dtype: torch.dtype) -> Mas
 
 
 def _compiled(model: LanguageModel, config: RunConfig, *, blocks: bool) -> Callable[[Tensor, Tensor], Tensor]:
-    """Compile the model whole where possible, else in parts; `blocks`: one by one, as ranks send gradients.
-
-    Each size is compiled for itself: else training gets slower kernels of a symbolic size after an evaluation.
-    """
+    """Compile the model whole where possible, else in parts; `blocks`: one by one, as ranks send gradients. Each size
+    is compiled for itself: else training gets slower kernels of a symbolic size after an evaluation."""
     for technique in TECHNIQUES:
         technique.tell_compiler(config)
     options: dict[str, Any] = {"dynamic": False}

@@ -1,10 +1,7 @@
-"""The optimizer's update, made only where the loss and the gradient's norm are finite; elsewhere nothing changes.
-
-The device decides, so the host never waits: fused AdamW kernels leave weights, moments and step counts as they are
-where their `found_inf` is 1 (aten/src/ATen/native/cuda/fused_adam_utils.cuh; the same on CPUs). A factor of 0 would not
-do, as 0 x NaN is NaN. Muon and the low-bit AdamW are many kernels; they ask for `found_inf` on the host and wait there.
-So does every update on an Apple GPU, whose fused kernels ignored it before github.com/pytorch/pytorch/pull/186360.
-"""
+"""The optimizer's update, made only where the loss and the gradient's norm are finite; else nothing changes. The device
+decides, so the host never waits: fused AdamW kernels change nothing where `found_inf` is 1
+(aten/src/ATen/native/cuda/fused_adam_utils.cuh; a factor of 0 would not do, as 0 x NaN is NaN). Muon and low-bit AdamW
+ask on the host, as on Apple GPUs, whose kernels ignored it before github.com/pytorch/pytorch/pull/186360."""
 
 from typing import Any, ClassVar
 
@@ -22,11 +19,9 @@ def not_finite(number: Tensor) -> Tensor:
 def update(
     optimizer: torch.optim.Optimizer, loss: Tensor, norm: Tensor, latch: Tensor | None, *, overflow_is_normal: bool
 ) -> Tensor:
-    """Update, unless `loss` or `norm` (scalars) is not finite. Return 1.0 where it was held back, else 0.0.
-
-    `latch`: 0.0 or 1.0; once such a step has set it, no later step changes anything. `overflow_is_normal`: of the
-    float16 scaler, which skips an update without the latch.
-    """
+    """Update, unless `loss` or `norm` (scalars) is not finite. Return 1.0 where it was held back, else 0.0. `latch`:
+    0.0 or 1.0; once such a step has set it, no later step changes anything. `overflow_is_normal`: of the float16
+    scaler, which skips an update without the latch."""
     loss = loss.to(norm.device)  # the optimizer may be on the host
     fatal = not_finite(loss if overflow_is_normal else loss + norm)
     if latch is not None:

@@ -1,7 +1,4 @@
-"""Text from a model, token by token, with a KV cache.
-
-When the context is full, its oldest quarter is dropped and the rest is read again from position 0.
-"""
+"""Text from a model, token by token, with a KV cache; when the context is full, its oldest quarter is dropped."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
-"""The ledger: how much memory a run takes in each phase, by component, each with its formula. No torch.
-
-Reserved memory and verdicts are these tensors replayed through the allocator (`allocator/replay.py`). max-autotune,
-memory budgets and what padded matmuls keep are not modelled."""
+"""The ledger: a run's memory in each phase, by component, each with its formula; reserved memory by replay.
+max-autotune, memory budgets and what padded matmuls keep are not modelled. No torch."""
 
 import math
 import re
@@ -302,7 +300,6 @@ class Ledger:
 
     @property
     def tensors_bytes(self) -> int:
-        """The tensors themselves at the highest moment of all phases."""
         return max(self.peaks[name].nbytes for name in self._names)
 
     @cached_property

@@ -285,7 +285,6 @@ class Timeline(Lifetimes):
         return self._top_bytes - self.nbytes
 
     def now(self) -> tuple[int, int]:
-        """How many events and tensors there were so far."""
         return len(self.events), len(self.sizes)
 
     def repeat(self, since: tuple[int, int]) -> dict[int, Tensor] | None:

@@ -1,8 +1,5 @@
-"""How long a run takes, with the power, energy, cost and CO2 of its cards alone.
-
-Power = board · (idle + (full − idle) · load), where the load is
-½ + ½ · min(1, MFU / 0.35): half for being busy at all, half for the matmuls. That split is an assumption, and nothing
-here is measured on the user's card yet."""
+"""How long a run takes, with power, energy, cost and CO2 of its cards alone: power = board · (idle + (full − idle) ·
+load), load = ½ + ½ · min(1, MFU / 0.35), a split that is assumed and measured nowhere."""
 
 from typing import Literal, get_args
 

@@ -1,7 +1,5 @@
-"""Axes of a picture: the marks with their texts at several densities, where a value stands, and how wide a text is.
-
-Linear axes have even steps that people count in (1, 2, 5; powers of two); logarithmic ones digits of each power.
-"""
+"""Axes of a picture: marks with texts at several densities, where a value stands, how wide a text is. Linear axes have
+steps of 1, 2, 5 or powers of two; logarithmic ones digits of each power."""
 
 import math
 import re
@@ -30,10 +28,8 @@ CLOCK_UNITS_S = ((1.0, 60.0), (60.0, 3600.0), (3600.0, 86400.0), (86400.0, math.
 
 
 def ticks(format: str, low: float, high: float, *, log: bool = False, beyond: float = MARGIN) -> list[Density]:
-    """Return (value, text) from low to high and `beyond`, a list for each density, the densest first.
-
-    A logarithmic axis leaves out what is not above 0; in a level no two texts are equal.
-    """
+    """Return (value, text) from low to high and `beyond`, a list for each density, the densest first; a logarithmic
+    axis leaves out what is not above 0; in a level no two texts are equal."""
     if not (math.isfinite(low) and math.isfinite(high)):
         return []
     if log and high <= 0:

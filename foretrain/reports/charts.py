@@ -1,8 +1,5 @@
-"""Pictures as SVG, the same in a report, on the page, in the static site and in a notebook.
-
-One is drawn for each of a few widths, of which chart.css shows one; chart.js says what is pointed to. Colours are CSS
-variables, for dark and print.
-"""
+"""Pictures as SVG, for report, page, static site and notebook, each at a few widths, of which chart.css shows one;
+chart.js says what is pointed to. Colours are CSS variables, for dark and print."""
 
 import math
 from bisect import bisect_left, bisect_right

@@ -262,10 +262,8 @@ class Document:
 
 @dataclass(frozen=True)
 class Row:
-    """A named line of a `Screen`. `command`: words to be copied, on a line of their own behind the text.
-
-    `optional`: left out of a long screen, the highest first; 0 stays. `short`: the same in one line, before that.
-    """
+    """A named line of a `Screen`. `command`: words to be copied, on a line of their own behind the text. `optional`:
+    left out of a long screen, the highest first; 0 stays. `short`: the same in one line, before that."""
 
     label: Message
     text: Cell = ""

@@ -1,8 +1,4 @@
-"""A Document as one self-contained HTML file, which opens offline, prints and follows dark mode; and as the page's
-JSON.
-
-Every text goes through `escape`, and what the script reads is JSON without a way out of its tag.
-"""
+"""A Document as one self-contained HTML file, and as the page's JSON; every text goes through `escape`."""
 
 import json
 from html import escape

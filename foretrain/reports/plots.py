@@ -1,7 +1,4 @@
-"""A drawing under way: elements of SVG, the rectangle that values are in, axes with their words, lines with labels.
-
-Colours are CSS variables; without a style sheet words have a contrast of 4.5 to one against white and black.
-"""
+"""A drawing under way: elements of SVG. Without a style sheet words have a contrast of 4.5 to 1 on white and black."""
 
 import math
 import re

@@ -44,10 +44,8 @@ LOSSES = ("train_loss", "val_loss", "val_bpb")
 
 
 def column_of(role: str, columns: Mapping[str, int], chosen: Mapping[str, str] | None = None) -> str | None:
-    """Return the column of this role: the chosen one, else the first of NAMES that exists.
-
-    `columns`: each with its number of values; of losses the longest counts, as a mean may have the name of a curve.
-    """
+    """Return the column of this role: the chosen one, else the first of NAMES that exists. `columns`: each with its
+    number of values; of losses the longest counts, as a mean may have a curve's name."""
     if chosen and chosen.get(role) in columns:
         return chosen[role]
     found = [name for name in NAMES[role] if name in columns]

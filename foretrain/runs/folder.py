@@ -1,7 +1,4 @@
-"""A run is a directory: config, environment, metrics and events as JSON lines, checkpoints, and run.json. No torch.
-
-The training process holds `run.lock`, so "running" without a lock means a killed run.
-"""
+"""A run is a directory, whose process holds `run.lock`, so "running" without a lock means a killed run. No torch."""
 
 import contextlib
 import glob
@@ -117,9 +114,7 @@ class RunDirectory:
         self.write("config.toml", to_toml(config))
 
     def restore_removed(self) -> tuple[str, ...]:
-        """Restore write-once files and the lock that were removed under the run; return the names of those that could
-        be.
-        """
+        """Restore write-once files and the lock, removed under the run; return those that could be."""
         lost = [name for name in (*self._kept, "run.lock") if not (self.path / name).exists()]
         with contextlib.suppress(OSError, Timeout):
             for name in lost:
@@ -138,7 +133,6 @@ class RunDirectory:
         self._lock.release()
 
     def tell(self, phase: Phase, step: int = 0, pid: int | None = None) -> None:
-        """Write the run's phase to now.json. `pid`: of the process that does it, by default this one."""
         self._teller.tell(phase, step, pid)
 
     def is_locked(self) -> bool:
@@ -228,9 +222,7 @@ class RunDirectory:
         self.append("events", {"at": now(), "id": id, "values": values})
 
     def read_lines(self, name: str, *, last_bytes: int = 0, whole: bool = True) -> list[dict[str, Any]]:
-        """Return the valid lines of metrics.jsonl or events.jsonl, or those within its last bytes; `whole`: with all
-        figures.
-        """
+        """Return the valid lines of metrics.jsonl or events.jsonl, or of its last bytes; `whole`: with all figures."""
         path = self.path / f"{name}.jsonl"
         if not path.is_file():
             return []

@@ -31,9 +31,7 @@ SCORES_SCHEMA = "foretrain.scores/1"
 
 class TextScore(Record):
     """How well a text was predicted. `loss`: nats per token over `tokens`; `bits_per_byte`: over `size_bytes` of UTF-8.
-
-    `standard_error`: of bits_per_byte, from the differences of windows. `whole`: all of it was scored.
-    """
+    `standard_error`: of bits_per_byte, from the differences of windows. `whole`: all of it was scored."""
 
     text: str
     sha256: str
@@ -99,9 +97,7 @@ class Scores(Record):
 
 
 class Evaluation(Record):
-    """Result of one `foretrain eval`. `skipped`: newer damaged checkpoints, and why. `kept_in`: the file beside the
-    run.
-    """
+    """Result of one `foretrain eval`. `skipped`: newer damaged checkpoints; `kept_in`: a file beside the run."""
 
     source: str
     checkpoint: str | None
@@ -130,9 +126,7 @@ class MeasuredPhase(Record):
 
 
 class MeasuredMemory(Record):
-    """Measured memory. `saved_bytes`: what autograd saved of a micro-batch; `process_peak_bytes`: of the host's
-    process.
-    """
+    """Measured memory. `saved_bytes`: by autograd, of a micro-batch; `process_peak_bytes`: of the host's process."""
 
     method: str
     phases: tuple[MeasuredPhase, ...] = ()
@@ -149,10 +143,8 @@ class MeasuredMemory(Record):
 
 
 class MachineLoad(Record):
-    """Processor use by others while a run trains, as shares of all usable cores.
-
-    `stalls`: steps in which a thread waited long for its turn; `stalled_s`: their loss.
-    """
+    """Processor use by others, as shares of all usable cores. `stalls`: steps in which a thread waited long for its
+    turn; `stalled_s`: their loss."""
 
     cores: int
     threads: int
@@ -167,10 +159,8 @@ class MachineLoad(Record):
 
 
 class RankFigures(Record):
-    """One rank's own measurements, as of the last evaluation.
-
-    `evaluated_s`: of its part of that, forward passes only, without waits but with FSDP; `step_s`: with waits.
-    """
+    """One rank's own measurements, as of the last evaluation. `evaluated_s`: of its part of that, forward passes only,
+    without waits but with FSDP; `step_s`: with waits."""
 
     rank: int
     card: str
@@ -190,11 +180,9 @@ def crowded(others: float, cores: int, threads: int) -> bool:
 
 
 class RunRecord(Record):
-    """One run, trained by foretrain, watched by it, or a Trainer's with ForetrainCallback: see `source`.
-
-    `reason`: what ended an unfinished run. Losses are mean nats per token; `val_loss` and `last_loss` are the last
-    ones. `step_s` and `tokens_per_s` are medians without the first steps.
-    """
+    """One run, trained by foretrain, watched by it, or a Trainer's with ForetrainCallback: see `source`. `reason`: what
+    ended an unfinished run. Losses are mean nats per token; `val_loss` and `last_loss` are the last ones. `step_s` and
+    `tokens_per_s` are medians without the first steps."""
 
     source: Source
     id: str
@@ -289,11 +277,9 @@ class TrainedRun(RunRecord):
 
 
 class WatchedCard(Record):
-    """One card over the run. `ours`: held by the command's processes; `others`: the rest that was in use.
-
-    `by`: NVML's list of processes, or the level before the command began. `reasons`: the share of busy samples in which
-    NVML named each reason for a lower clock. Clock, power and utilisation are means over busy samples.
-    """
+    """One card over the run. `ours`: held by the command's processes; `others`: the rest that was in use. `by`: NVML's
+    list of processes, or the level before the command began. `reasons`: the share of busy samples in which NVML named
+    each reason for a lower clock. Clock, power and utilisation are means over busy samples."""
 
     index: int
     name: str
@@ -316,10 +302,8 @@ class WatchedCard(Record):
 
 class WatchedRun(RunRecord):
     """A command that `foretrain watch` measured. `exit_code` is the command's, 128 + signal where a signal ended it.
-
     `steps_done`: counted in its output; `last_step`: the number of the last one. `cpu_s`, `rss_peak_bytes`: of the
-    command and its descendants; shared pages count for each. `sampling_s`: time spent on samples.
-    """
+    command and its descendants; shared pages count for each. `sampling_s`: time spent on samples."""
 
     source: Source = "watched"
     command: tuple[str, ...]
@@ -357,11 +341,8 @@ class WatchedRun(RunRecord):
 
 
 class TrainerRun(RunRecord):
-    """A run of a Trainer with ForetrainCallback, of `cards` processes on devices of `kind`.
-
-    `seq_len`: the longest batch. `step_s` is without the first step of each start (`first_step_s`), `tokens_per_s`
-    counts padding.
-    """
+    """A run of a Trainer with ForetrainCallback, of `cards` processes on devices of `kind`. `seq_len`: the longest
+    batch. `step_s` is without each start's first step, `tokens_per_s` counts padding."""
 
     source: Source = "trainer"
     trainer: str

@@ -104,11 +104,8 @@ Phase = Literal["starting", "compiling", "training", "evaluating", "saving", "ru
 
 
 class Now(Record):
-    """A run at one moment. `running`: of a program that reports no more.
-
-    `since_s`: Unix time at which the phase began; `process_began_s`: identifies a reused `pid`; `numbers`: where pids
-    are valid: a boot and a container.
-    """
+    """A run at one moment. `running`: of a program that reports no more. `since_s`: Unix time at which the phase began;
+    `process_began_s`: identifies a reused `pid`; `numbers`: where pids are valid: a boot and a container."""
 
     phase: Phase
     since_s: float

@@ -1,13 +1,7 @@
-"""Attempted steps and evaluations: what memory or the compiler refuses is undone and repeated another way.
-
-Out of memory: until the last backward pass only gradients and dropout's generator have changed, so the step can be
-repeated with a smaller micro-batch. From the optimizer on a failure ends the run. An exception's frames hold every
-activation, so nothing is done inside an `except` block.
-
-Not compiled: each size is compiled at its first call, its backward half at the first backward pass, so it may fail in
-the middle of a step, for want of memory, shared memory on the card, a compiler or disk space. The model then trains
-uncompiled.
-"""
+"""Attempted steps and evaluations: what memory or the compiler refuses is undone and repeated another way. Until the
+last backward pass only gradients and dropout's generator have changed, so the step can be repeated; from the optimizer
+on a failure ends the run. An exception's frames hold every activation, so nothing is done inside `except`. Each size is
+compiled at its first call, so that may fail late: the model then trains uncompiled."""
 
 import contextlib
 import ctypes
@@ -122,10 +116,8 @@ def attempt(
     stopping: Callable[[], bool] = lambda: False,
 ) -> StepResult | Failure | NotCompiled:  # fmt: skip
     """Do one optimizer step, or return why not: after all but 'optimizer' and 'sent' everything is as before it.
-
     'micro_step', 'optimizer': where memory ran out. 'sent': in a micro-step of which other ranks have gradients.
-    `failed` gets the out-of-memory exception, which it must not hold, and the number of begun micro-steps.
-    """
+    `failed` gets the out-of-memory exception, which it must not hold, and the number of begun micro-steps."""
     generators, watched = Generators.now(state.device), _Watched(batches, stopping)
     outcome: Failure | NotCompiled = "micro_step"
     try:
@@ -187,10 +179,8 @@ def sum_of_losses(
     stopping: Callable[[], bool],
     failed: Callable[[BaseException, int], None] = lambda error, begun: None,
 ) -> Sum:
-    """Return (losses in nats per token, summed by their weights; the sum of these), or None with the reason.
-
-    `measure` is entered around the first two batches.
-    """
+    """Return (losses in nats per token, summed by their weights; the sum of these), or None with the reason. `measure`
+    is entered around the first two batches."""
     try:
         return _sum(batches, loss_of, batch_size, measure, stopping)
     except Exception as error:

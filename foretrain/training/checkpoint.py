@@ -1,8 +1,5 @@
-"""Checkpoints: a directory of safetensors and JSON with a manifest of SHA-256 digests. Never pickle.
-
-A checkpoint is staged beside its place, synced, and renamed. Loading verifies every checksum and falls back to the one
-before. Each rank writes its rows; any number of ranks reads what any other number has written.
-"""
+"""Checkpoints: a directory of safetensors and JSON with SHA-256 digests, never pickle; staged, synced, and renamed.
+Loading verifies every checksum and falls back to the one before. Any number of ranks reads any other number's."""
 
 import contextlib
 import errno
@@ -35,11 +32,9 @@ MOST_RANKS = 10_000  # whose manifest can still be read (base/files.py)
 
 
 class Progress(Record):
-    """Where a run stands. `evaluated`: the evaluation of `step` is already in the metrics.
-
-    `skipped`: recent steps that were not finite; `overflows`: float16's in a row. `dropout_by_number`: dropout's seed
-    is the number of the micro-batch (training/ranks.py), as with several ranks.
-    """
+    """Where a run stands. `evaluated`: the evaluation of `step` is already in the metrics. `skipped`: recent steps that
+    were not finite; `overflows`: float16's in a row. `dropout_by_number`: dropout's seed is the number of the
+    micro-batch (training/ranks.py), as with several ranks."""
 
     step: int
     best_val_loss: float | None = None
@@ -312,10 +307,8 @@ def read_progress(path: Path) -> Progress:
 
 
 def newest_valid(folder: Path, peers: Peers = ALONE) -> tuple[Path | None, tuple[tuple[str, str], ...]]:
-    """Return the newest intact checkpoint, and the damaged newer ones.
-
-    Raises UserError when there are checkpoints and none is intact: a run never silently starts over.
-    """
+    """Return the newest intact checkpoint, and the damaged newer ones. Raises UserError when there are some and none is
+    intact: a run never silently starts over."""
     skipped: list[tuple[str, str]] = []
     for step in reversed(_seen_by_all(folder, peers)):
         path = path_of(folder, step)
@@ -390,9 +383,7 @@ def load(
     peers: Peers = ALONE,
 ) -> Loaded | None:
     """Put the newest intact checkpoint into `state`: weights, moments, scaler and RNG. None when there is none.
-
-    `compatible` may raise. Every rank calls it, and all raise the same.
-    """
+    `compatible` may raise. Every rank calls it, and all raise the same."""
     path, skipped = newest_valid(folder, peers)
     if path is None:
         return None

@@ -1,7 +1,4 @@
-"""Processor use by other programs while a run trains, and its cost to the run.
-
-It is the busy time of this process's cores less its own; where nothing counts that, the load average.
-"""
+"""Processor use by other programs while a run trains: its cores' busy time less its own, else the load average."""
 
 import os
 import time
@@ -71,11 +68,9 @@ class Clock:
 
 
 class Contention:
-    """Watches one process's run, on as many `threads` as it wants, from `since` on.
-
-    `gives_way`: threads that wait for each other sleep (cpu_threads.py). Beside programs that take whole cores that is
-    many times faster, beside lighter ones slower; both are tried.
-    """
+    """Watches one process's run, on as many `threads` as it wants, from `since` on. `gives_way`: threads that wait for
+    each other sleep (cpu_threads.py). Beside programs that take whole cores that is many times faster, beside lighter
+    ones slower; both are tried."""
 
     def __init__(self, threads: int, *, clock: Clock | None = None, since: Reading | None = None) -> None:
         self.clock = clock or Clock()

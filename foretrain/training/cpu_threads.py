@@ -1,9 +1,6 @@
-"""The threads of a run on a CPU: how many (a resumed run keeps its number, for the same sums), spinning or asleep.
-
-Spinning is fastest while each thread has a core of its own: with two busy programs on two cores the demo's step of 35
-ms took 2.2 s, and 70 ms where its threads slept. GNU OpenMP hardly spins while it has more threads than there are cores
-(GOMP_SPINCOUNT in its manual), so a few idle threads let a run's threads sleep.
-"""
+"""The threads of a run on a CPU: how many, spinning or asleep. Spinning is fastest while each has a core: with two busy
+programs on two cores a step of 35 ms took 2.2 s, and 70 ms asleep. GNU OpenMP hardly spins while it has more threads
+than cores (GOMP_SPINCOUNT in its manual), so a few idle threads let a run's sleep."""
 
 import math
 import os
@@ -81,9 +78,7 @@ def _stay(ready: threading.Event, end: threading.Event) -> None:
 
 
 def set_threads(config: RunConfig, before: int | None) -> int:
-    """Set and return the number of threads that PyTorch computes with: the config's, `before`'s, or fewer where cores
-    lack.
-    """
+    """Set and return PyTorch's number of threads: the config's, `before`'s, or fewer where cores lack."""
     count = config.cpu_threads or (min(before, usable_cores()) if before else torch.get_num_threads())
     torch.set_num_threads(count)
     return count

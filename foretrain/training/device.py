@@ -37,9 +37,7 @@ def keep_memory() -> bool:
 
 
 def give_back() -> None:
-    """Return freed memory to the system, now: `keep_memory` would count a calibration's gigabytes in the process's
-    peak.
-    """
+    """Return freed memory to the system now: `keep_memory` would count a calibration's in the peak."""
     if not sys.platform.startswith("linux"):
         return
     gc.collect()  # modules and optimizers refer to themselves

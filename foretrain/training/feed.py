@@ -1,7 +1,5 @@
-"""Batches read ahead by a thread, with the time that a step waits for them.
-
-The order is a function of (seed, step); when a step is undone and cut differently, reading begins again there.
-"""
+"""Batches read ahead by a thread. The order is a function of (seed, step); when a step is undone and cut differently,
+reading begins again there."""
 
 import queue
 import threading

@@ -84,11 +84,9 @@ class Watch:
 
 
 class HostGuard:
-    """A thread that sees the machine's memory, or its container's, run out, and reports it before the kernel kills.
-
-    oneDNN waits forever where a request fails, which rules RLIMIT_DATA out. `ends` is called once, with (this process's
-    bytes, free, total), and must end the process.
-    """
+    """A thread that sees the machine's memory, or its container's, run out before the kernel kills: oneDNN waits
+    forever where a request fails, which rules RLIMIT_DATA out. `ends` is called once, with (this process's bytes, free,
+    total), and must end the process."""
 
     SPARE_BYTES, SPARE_SHARE, LARGE_SHARE, EVERY_S = 512 * MIB, 0.03, 0.5, 0.2
 

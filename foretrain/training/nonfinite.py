@@ -1,7 +1,5 @@
-"""Steps that are not finite: read late, judged once, and by `on_nonfinite` the end of the run or skipped.
-
-Such an update is never made (model/update.py), and with `stop` no later one until the host has read the numbers.
-"""
+"""Steps that are not finite: read late, judged once, and by `on_nonfinite` the end of the run or skipped. Such an
+update is never made (model/update.py), and with `stop` no later one until the host has read the numbers."""
 
 import contextlib
 import json
@@ -232,9 +230,7 @@ class Guard:
         self, state: TrainState, progress: Progress, step: int, numbers: tuple[float, float, bool],
         again: Callable[[int], Iterable[Batch]],
     ) -> tuple[bool, Progress]:  # fmt: skip
-        """Return (whether the step counts, the progress with it). Raises UserError 'diverged.…'. `again`: its
-        micro-batches.
-        """
+        """Return (whether the step counts, the progress with it). Raises UserError 'diverged.…'."""
         loss, norm, held = numbers
         if not held and math.isfinite(loss):
             return True, self._counted(progress, step, loss)

@@ -18,9 +18,7 @@ _PORTS = 20_000, 20_000  # the first, and how many, from which a Slurm job takes
 
 @dataclass(frozen=True)
 class Place:
-    """A process among those of a run; the ranks meet at `address`:`port`, where with `agent` the launcher listens
-    already.
-    """
+    """A process of a run; ranks meet at `address`:`port`, where with `agent` the launcher listens already."""
 
     rank: int = 0
     world: int = 1

@@ -91,10 +91,8 @@ class Ranks:
 
 
 class Group(Ranks):
-    """One of several ranks. A context manager: at its end they part, each with its error.
-
-    `timeout_s`: how long they wait. `ends`: called on the first rank where a collective hangs; it must end the process.
-    """
+    """One of several ranks. A context manager: at its end they part, each with its error. `timeout_s`: how long they
+    wait. `ends`: called on the first rank where a collective hangs; it must end the process."""
 
     def __init__(self, place: Place, timeout_s: float) -> None:
         super().__init__(place)

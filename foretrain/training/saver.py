@@ -1,9 +1,6 @@
-"""Saving beside the training: the loop copies the state to host memory, a thread writes it.
-
-At most one save is under way. Where the host has no room for a copy, and at the end of a run, the loop writes the state
-itself. A refused save leaves the earlier checkpoints; three in a row end the run, and so does a failed last save. All
-ranks agree on a failure at the next save.
-"""
+"""Saving beside the training: the loop copies the state to host memory, a thread writes it, one save at a time. Without
+room for a copy, and at the end, the loop writes the state itself. A refused save leaves the earlier checkpoints; three
+in a row end the run, and so does a failed last save; ranks agree on a failure at the next save."""
 
 import contextlib
 import threading
@@ -47,9 +44,7 @@ class Saver:
         self._failures = 0
 
     def save(self, state: TrainState, progress: Progress, *, wait: bool) -> None:
-        """Save this state, now or in the background. Raises UserError, also of the save before where too many have
-        failed.
-        """
+        """Save this state, now or in the background. Raises UserError, also where too many saves before have failed."""
         before = time.monotonic()
         self.finish()
         started = time.monotonic()

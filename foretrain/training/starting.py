@@ -311,10 +311,8 @@ def _published(name: str) -> Path:
 
 
 def put(weights: WeightsFile, state: TrainState, scratch: Path) -> Start:
-    """Start `state` from these weights; with init_optimizer from AdamW's moments and the step count too.
-
-    `scratch`: a folder with room for a copy of a ckpt.pt. Raises UserError.
-    """
+    """Start `state` from these weights; with init_optimizer from AdamW's moments and the step count too. `scratch`: a
+    folder with room for a copy of a ckpt.pt. Raises UserError."""
     for left in scratch.glob(f"{STAGING}*"):  # a killed process's
         shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=STAGING, dir=scratch) as name:
@@ -427,9 +425,7 @@ def differences(
 
 
 def resumed_split(new: RunConfig, previous: TrainedRun) -> tuple[RunConfig, str, dict[str, Any]]:
-    """Return (the config with the micro-batch that memory had forced, unless another is asked for; event id or '',
-    values).
-    """
+    """Return (the config with the micro-batch that memory had forced, unless another is asked for; event; values)."""
     old = previous.config
     if new.batch_size == old.batch_size and not new.auto_batch_size:
         return new, "", {}
@@ -468,10 +464,8 @@ def worlds(previous: TrainedRun, step: int, world: int) -> tuple[tuple[int, int]
 
 
 def with_former(record: TrainedRun, former: TrainedRun | None) -> TrainedRun:
-    """Fill in the speed and memory of `former`, the record before the resume, where this process has made no step.
-
-    Only of the same device, dtype, ranks and kind of step.
-    """
+    """Fill in the speed and memory of `former`, the record before the resume, where this process has made no step, only
+    of the same device, dtype, ranks and kind of step."""
     same = ("gpu", "dtype", "compiled", "world")
     if former is None or any(getattr(record, name) != getattr(former, name) for name in same):
         return record

@@ -1,7 +1,4 @@
-"""The tensors of a checkpoint, and their bytes in the safetensors format (huggingface/safetensors, README: format).
-
-Written piece by piece: a full disk gives the system's own error, and a save without a copy needs no memory.
-"""
+"""A checkpoint's tensors in the safetensors format (huggingface/safetensors, README: format), written in pieces."""
 
 import json
 from collections.abc import Iterator

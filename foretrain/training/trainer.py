@@ -37,10 +37,8 @@ from foretrain.training.vitals import Vitals
 
 
 class Trainer:
-    """Trains one run in its directory, whose lock the caller holds.
-
-    `expected`: seconds of a step and of an evaluation by the forecast. `contention`: watches a CPU's other programs.
-    """
+    """Trains one run in its directory, whose lock the caller holds. `expected`: seconds of a step and of an evaluation
+    by the forecast. `contention`: watches a CPU's other programs."""
 
     def __init__(
         self,
@@ -95,7 +93,6 @@ class Trainer:
         self.ranks.ends = self._another_ended
 
     def _take(self, config: RunConfig) -> None:
-        """Take the run's config; `own` is this rank's part of each step."""
         self.config, self.own = config, self.together.part_of(config)
 
     def run(self, *, resume: bool = False) -> TrainedRun:
@@ -277,10 +274,8 @@ class Trainer:
         starting.check_compatible(progress, self.config, self.info, self.directory)
 
     def _loop(self) -> bool:
-        """Take steps until max_iters (true) or until a signal asked for a stop (false).
-
-        On a card a step's loss is read during the next step, so that the card never waits for the host.
-        """
+        """Take steps until max_iters (true) or a signal (false). On a card a step's loss is read during the next step,
+        so that the card never waits for the host."""
         c = self.config
         self.pace.begin(self.clock(), self.progress.step)
         self._first_step = self.progress.step

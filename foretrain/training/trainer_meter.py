@@ -1,8 +1,5 @@
-"""`PhaseMeter`: the memory of each phase of another trainer in this process.
-
-On CUDA these are the allocator's own peaks, reset between phases. On a CPU the profiler watches a few steps, one
-evaluation and one save, without the processor-dependent temporaries of matrix kernels.
-"""
+"""`PhaseMeter`: the memory of each phase of another trainer in this process, by CUDA's allocator, or on a CPU by the
+profiler in a few steps, one evaluation and one save."""
 
 import functools
 import inspect

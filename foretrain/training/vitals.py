@@ -1,7 +1,4 @@
-"""A run's records of its machine for `foretrain explain`: the card's clock and other users, and how memory ran out.
-
-Unknown figures are left out. A report is made while the exception still lives, so that it holds nothing.
-"""
+"""A run's records of its machine for `foretrain explain`, made while an exception lives, so they hold nothing."""
 
 import contextlib
 import os
@@ -51,9 +48,7 @@ class Vitals:
         self._odd: list[tuple[str, dict[str, Any]]] = []
 
     def now(self) -> dict[str, Any]:
-        """Return keys for a line of metrics.jsonl: `cpu_s`, and a card's memory, clock, power, heat, throttling and
-        users.
-        """
+        """Return keys for a line of metrics.jsonl: `cpu_s`, a card's memory, clock, power, heat, throttling, users."""
         cpu_s, before_s = time.process_time(), self._cpu_s
         self._cpu_s = cpu_s
         found: dict[str, Any] = {"cpu_s": round(cpu_s - before_s, 4)}

@@ -1,7 +1,4 @@
-"""`watch`: somebody else's training, measured from outside and not changed. What it leaves is in runs/record.py.
-
-Threads pass the output on and sample NVML; a driver that hangs keeps back samples, not the command.
-"""
+"""`watch`: somebody else's training, measured from outside. A driver that hangs keeps back samples, not the command."""
 
 import codecs
 import contextlib

@@ -1,7 +1,5 @@
-"""Processes for work that would make the server large or slow, and what runs in them.
-
-A job comes in; frames of progress and {"answer": (status, JSON)} or {"error": a bug's sentence} go out.
-"""
+"""Processes for work that would make the server large or slow: a job comes in; frames of progress and {"answer":
+(status, JSON)} or {"error": a bug's sentence} go out."""
 
 import importlib
 import os

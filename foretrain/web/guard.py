@@ -1,9 +1,5 @@
-"""One gate in front of every route: who may ask, from where, how much and for how long.
-
-Another site's page can make a browser send requests here, and lead its name to 127.0.0.1 (DNS rebinding). So Host and
-Origin must be ours, and all but the page's files needs the token that `foretrain serve` printed, in a header that only
-our page can set: there is no cookie.
-"""
+"""One gate in front of every route: Host and Origin must be ours, as another site's page can send requests here and
+lead its name to 127.0.0.1 (DNS rebinding), and all but the page's files needs the token in a header; no cookie."""
 
 import asyncio
 import hmac

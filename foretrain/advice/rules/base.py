@@ -89,7 +89,6 @@ class PlannedState:
 
     @property
     def tokens_per_step(self) -> int:
-        """Return those of a training step, or one of each text."""
         return self.config.tokens_per_step if isinstance(self.config, FineTune) else self.config.batch
 
 
@@ -198,5 +197,4 @@ def rule_of(technique: Technique, covers: tuple[str, ...]) -> Rule:
 
 
 def loosest(found: Sequence[Exactness]) -> Exactness:
-    """What several changes together are: as far from exact as the farthest."""
     return max(found, key=EXACTNESS.index)

@@ -42,12 +42,10 @@ def recut(state: State, batch: int) -> Change:
 
 
 def _micro_batches(state: State) -> list[int]:
-    """Those into which the cards can cut the same step, rising."""
     return divisors(sequences_of(state.config) // state.world)
 
 
 def micro_batch(state: State) -> Sequence[Change]:
-    """Every smaller divisor of the step's sequences, the largest first."""
     return [recut(state, d) for d in reversed(_micro_batches(state)) if d < state.config.batch_size]
 
 

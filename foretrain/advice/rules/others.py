@@ -31,7 +31,6 @@ def layers(c: RunConfig, n_layer: int) -> dict[str, Any]:
 
 
 def free_to_reshape(state: State) -> bool:
-    """Whether the model is not given by weights that it starts from."""
     return state.config.init_from == "scratch"
 
 

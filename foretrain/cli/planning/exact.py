@@ -46,7 +46,6 @@ class Depth:
 
     @property
     def looks(self) -> str:
-        """Return the option that looks into the memory; "" where none does."""
         return "--explain" if self.explain else "--snapshot" if self.snapshot is not None else ""
 
     @property

@@ -71,7 +71,6 @@ def is_typed(context: click.Context, name: str) -> bool:
 
 
 def spelled(name: str) -> str:
-    """Return an option as it is typed."""
     return f"--{name.replace('_', '-')}"
 
 

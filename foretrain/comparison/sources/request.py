@@ -22,9 +22,7 @@ OWN_KEYS = ("gpu", "used_by_others", "bytes_per_token", "tokens_per_step", "run"
 
 @dataclass(frozen=True)
 class SourceRequest:
-    """One source. `words`: its config; `own`: keys of this command; `tables`: further exports; `columns`: role ->
-    column.
-    """
+    """One source. `words`: its config; `own`: keys of the command; `tables`: exports; `columns`: role -> column."""
 
     path: str
     label: str = ""

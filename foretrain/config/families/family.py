@@ -1,7 +1,4 @@
-"""What is known of a family of models, the value of `recipe`, without torch; its PyTorch code is in foretrain/model.
-
-Shapes: C width (n_embd), H heads, D width of a head, V vocabulary, W context.
-"""
+"""A family of models (a `recipe`), without torch. C width, H heads, D width of a head, V vocabulary, W context."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence

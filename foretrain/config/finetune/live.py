@@ -40,9 +40,8 @@ def put_adapter(table: Table, facts: ModelFacts | None, *, four_bit: bool) -> No
 
 
 def of_all_layers(paths: Collection[str], layers: int) -> set[str]:
-    """Names of modules; those that each of so many layers has, without the layer: peft keeps fewer than 20 modules by
-    their whole paths (`model.layers.0.self_attn.q_proj`), and more by the ends that they share. What only some layers
-    have stays as it is."""
+    """Names of modules; those that every layer has, without the layer: peft keeps fewer than 20 modules by their whole
+    paths (`model.layers.0.self_attn.q_proj`), and more by their common ends. What only some layers have stays."""
     numbers: dict[tuple[str, str], set[int]] = defaultdict(set)
     matches = {path: found for path in paths if (found := IN_A_LAYER.fullmatch(path))}
     for found in matches.values():
@@ -225,7 +224,6 @@ def base_of(model: Any) -> Any:
 
 
 def config_of(base: Any) -> Mapping[str, Any]:
-    """Its config.json; nothing of one that has none."""
     return base.config.to_dict() if hasattr(base.config, "to_dict") else {}
 
 

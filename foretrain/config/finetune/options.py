@@ -1,7 +1,5 @@
-"""`FineTune`: how a model of Hugging Face is trained, in the words of its trainers. Each option once, with its help.
-
-Defaults are those of TrainingArguments; without a trainer's file they are what people run on one card (`asked`).
-"""
+"""`FineTune`: how a model of Hugging Face is trained, in the words of its trainers. Defaults are those of
+TrainingArguments; without a trainer's file they are what people run on one card (`asked`)."""
 
 import math
 from collections.abc import Mapping
@@ -305,7 +303,6 @@ class FineTune(Record):
 
     @property
     def whole(self) -> bool:
-        """Whether log-probabilities of whole logits are compared."""
         return self.preferences is not None and self.preferences.whole
 
     @property
@@ -314,7 +311,6 @@ class FineTune(Record):
 
     @property
     def generates(self) -> bool:
-        """Whether it learns from completions that the model writes itself."""
         return self.preferences is not None and self.preferences.generates
 
     @property
@@ -396,17 +392,14 @@ class FineTune(Record):
 
     @property
     def adapters(self) -> bool:
-        """Whether the weights themselves are frozen."""
         return self.method != "full"
 
     @property
     def merges(self) -> bool:
-        """Whether adapters are merged on the card that has whole weights."""
         return self.merge and self.adapters and not self.sharded
 
     @property
     def quantized(self) -> bool:
-        """Whether the frozen weights are in 4 or 8 bits."""
         return self.method == "qlora" or self.load_in_8bit
 
     @property
@@ -417,7 +410,6 @@ class FineTune(Record):
 
     @property
     def sequences(self) -> int:
-        """Sequences of a micro-batch."""
         return self.batch_size * (self.preferences.sequences if self.preferences else 1)
 
     def rows(self, batch: int) -> tuple[int, int]:
@@ -435,7 +427,6 @@ class FineTune(Record):
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens of an optimizer step of all cards, with full sequences."""
         return math.prod(self.rows(self.batch_size)) * self.grad_accum * self.world
 
     @property

@@ -80,11 +80,8 @@ class FineTuneReading(Record):
 def read_finetune(
     source: str, words: Sequence[str] = (), known: ModelSource | None = None
 ) -> tuple[ModelSource, FineTune, FineTuneReading]:
-    """Return (the model, how it is trained, what was read) of a model's name or path or a trainer's file. Raises
-    UserError.
-
-    `words` count over the file: --model, --accelerate for a file. `known`: the model that `source` names.
-    """
+    """Return (the model, how it is trained, what was read) of a model's name or path or a trainer's file. `words` count
+    over the file. `known`: the model that `source` names. Raises UserError."""
     values, origins, others, said = parse_words(words)
     path = None if known else _path(source)
     given = path is not None and _is_config(path)
@@ -412,7 +409,6 @@ def how_chosen(words: Sequence[str] | None) -> tuple[Note, ...]:
 
 
 def _deciding(words: Sequence[str]) -> list[str]:
-    """The options among words that only a fine-tuning run has."""
     return list(dict.fromkeys(word.partition("=")[0] for word in words if _of_finetuning(word)))
 
 

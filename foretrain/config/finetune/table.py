@@ -38,7 +38,6 @@ def known_keys(*groups: str) -> dict[str, str]:
 
 
 def rows_of(table: str) -> Mapping[str, Mapping[str, Any]]:
-    """The tables within one of keys.toml."""
     return _file()[table]
 
 
@@ -164,11 +163,8 @@ class Table:
         decisive: Collection[str] = (),
         known: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Sort the keys that were not taken: what changes nothing, is not planned, is not known. `known`: by
-        known_keys.
-
-        A key that is null, false, 0, empty, or a size of one card changes nothing; a tracker's never do.
-        """
+        """Sort the keys that were not taken: what changes nothing (null, false, 0, empty, a size of one card, a
+        tracker's), is not planned, is not known. `known`: by known_keys."""
         known = {**known, **dict.fromkeys(harmless, "harmless"), **dict.fromkeys(decisive, "decisive")}
         for key, value in self.keys.items():
             if key in self.taken:

@@ -242,10 +242,8 @@ class ModelFacts(Record):
 
 
 class ModelSource(Record):
-    """A model, where it was found, and its config.json as it stands.
-
-    `code`: Python code that it names (auto_map), which is never run; `adapter`: peft's config that named the model.
-    """
+    """A model, where it was found, and its config.json. `code`: Python code that it names (auto_map), which is never
+    run; `adapter`: peft's config that named the model."""
 
     name: str
     where: str  # a path, "hf:owner/name", or the name of a preset

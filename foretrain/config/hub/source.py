@@ -28,8 +28,7 @@ def facts_of(
     where: str = "config.json",
     families: Mapping[str, Callable[[Keys], Parts]] = FAMILIES,
 ) -> ModelFacts | None:
-    """Return a model's facts; None without any. Raises UserError 'config.hub_…', which names `where`, for impossible
-    sizes."""
+    """Return a model's facts; None without any. Raises UserError 'config.hub_…', naming `where`, for bad sizes."""
     if not isinstance(config, Mapping):
         raise UserError("config.hub_not_object", where=where)
     model_type = config.get("model_type")
@@ -248,8 +247,7 @@ def _of_hub(repository: str) -> ModelSource:
 
 
 def _fetched(hub: Any, repository: str) -> str:
-    """Return the path in the hub's cache. One question goes first: without network hf_hub_download asks for half a
-    minute."""
+    """Return the path in the hub's cache. One question goes first: offline hf_hub_download takes half a minute."""
     try:
         hub.get_hf_file_metadata(hub.hf_hub_url(repository, _CONFIG), timeout=_TIMEOUT_S)
     except Exception as error:

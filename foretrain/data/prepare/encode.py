@@ -216,11 +216,8 @@ def _encode_json(tokenizer: JsonTokenizer, documents: list[bytes], *, cuttable: 
 def encode_batch(
     encode: Encode, separator: int, dtype: str, keep: np.ndarray, documents: list[bytes]
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """Return (all ids with separators, tokens of each document, how many documents hold the separator as text).
-
-    keep: (documents) of 0 (left out), KEEP_TRAIN or KEEP_VAL; ids of train documents come first. Raises UserError
-    'data.id_overflow'.
-    """
+    """Return (all ids with separators, tokens of each document, how many documents hold the separator as text). keep:
+    (documents) of 0 (left out), KEEP_TRAIN or KEEP_VAL; train comes first. Raises UserError."""
     limit = int(np.iinfo(np.dtype(dtype)).max)
     order = [i for split in (KEEP_TRAIN, KEEP_VAL) for i in np.flatnonzero(keep == split).tolist()]
     lengths = np.zeros(len(documents), dtype=np.uint32)

@@ -406,10 +406,8 @@ def prepare(
     should_stop: Callable[[], str] = lambda: "",
     listen: Callable[[Status], None] = lambda status: None,
 ) -> Outcome:
-    """Prepare, or resume, the dataset in `options.out`.
-
-    should_stop: the name of a received signal, or ''. Raises UserError; the same command resumes committed work.
-    """
+    """Prepare, or resume, the dataset in `options.out`. should_stop: the name of a received signal, or ''. Raises
+    UserError; the same command resumes committed work."""
     folder = Path(options.out)
     if any(Path(source).is_dir() and Path(source).resolve() == folder.resolve() for source in options.sources):
         raise UserError("usage.out_is_source", path=options.out)

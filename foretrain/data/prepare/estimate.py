@@ -27,11 +27,9 @@ _UNKNOWN_PROCESS_BYTES = 150 * 2**20  # where the system does not say what a pro
 
 
 class PreparePlan(Record):
-    """An estimate from `sampled_documents` documents; None where stdin cannot be asked.
-
-    read_bytes: from the network where `remote`. output_bytes: shards on disk. memory_bytes: all processes together.
-    `duration_s`: without reading.
-    """
+    """An estimate from `sampled_documents` documents; None where stdin cannot be asked. read_bytes: from the network
+    where `remote`. output_bytes: shards on disk. memory_bytes: all processes together. `duration_s`: without
+    reading."""
 
     description: str
     files: int

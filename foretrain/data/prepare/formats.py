@@ -1,7 +1,5 @@
-"""Documents of one file: text, JSON lines, Parquet, compressed or not, in bounded pieces, each with its place.
-
-Nothing larger than the cap of a document is ever held, and every fault is one UserError with file and line.
-"""
+"""Documents of one file: text, JSON lines, Parquet, compressed or not, in pieces no larger than the cap of a document.
+Every fault is one UserError with file and line."""
 
 import json
 import zlib

@@ -1,7 +1,5 @@
-"""The reader process: documents of all sources in their order, shuffled in windows, as batches with positions.
-
-Window k is shuffled by (seed, k), and a position is where it begins and how many of its documents are out.
-"""
+"""The reader process: documents of all sources, shuffled in windows, window k by (seed, k), as batches with positions:
+where a window begins and how many of its documents are out."""
 
 import contextlib
 import hashlib

@@ -38,10 +38,7 @@ _TRAINING_BYTES = 3 * 2**30
 def make(
     options: PrepareOptions, sources: SourceList, folder: Path, *, plan: bool = False
 ) -> tuple[TokenizerInfo, int]:
-    """Find or train the tokenizer, saved as a folder; return (its entry for the index, its largest id + 1).
-
-    One for the same request is reused. Raises UserError.
-    """
+    """Find or train the tokenizer, saved as a folder; return (its entry, its largest id + 1). Raises UserError."""
     saved = folder / FOLDER
     if not (saved / REQUEST).is_file():
         shutil.rmtree(saved, ignore_errors=True)

@@ -1,7 +1,4 @@
-"""Token shards as they grow: each is written beside its place, and renamed when it is complete and synced.
-
-A resumed preparation cuts the growing shard at the snapshot's size and verifies it.
-"""
+"""Token shards as they grow: each is written beside its place, and renamed when it is complete and synced."""
 
 import errno
 import hashlib
@@ -322,9 +319,7 @@ def _differences(now: dict[str, Any], before: dict[str, Any], what: str = "") ->
 
 
 def finished(folder: Path, now: Identity) -> DatasetIndex | None:
-    """Return the index of a folder with the same, finished preparation; None where there is none. Raises UserError
-    'data.other_preparation', 'data.prepared_damaged'.
-    """
+    """Return the index of a folder with the same, finished preparation, else None. Raises UserError 'data.…'."""
     if not (folder / INDEX).is_file():
         return None
     index = read_index(folder)

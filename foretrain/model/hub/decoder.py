@@ -48,11 +48,8 @@ JOINING = ("gpt_neox", "phi", "phi3", "glm", "glm4")
 
 
 class Build:
-    """How layers are built.
-
-    `adapted`: roles of linear layers that get an adapter; `packed`: the 4-bit form of the blocks' weights; `cached`: in
-    which modes (training or not) keys and values are copied.
-    """
+    """How layers are built. `adapted`: roles of linear layers that get an adapter; `packed`: the 4-bit form of the
+    blocks' weights; `cached`: in which modes (training or not) keys and values are copied."""
 
     def __init__(
         self,
@@ -403,11 +400,9 @@ class ParallelBlock(nn.Module):
 
 
 class Decoder(nn.Module):
-    """The model with its loss.
-
-    `reentrant`: checkpointing by the older implementation; `offloads`: block inputs are on the host until backward;
-    `tiled`: the loss is TRL's; `keeps_logits`: an evaluation wants them; `returns_logits`: beside the loss.
-    """
+    """The model with its loss. `reentrant`: checkpointing by the older implementation; `offloads`: block inputs are on
+    the host until backward; `tiled`: the loss is TRL's; `keeps_logits`: an evaluation wants them; `returns_logits`:
+    beside the loss."""
 
     def __init__(
         self,

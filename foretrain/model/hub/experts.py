@@ -40,9 +40,7 @@ class Router(nn.Module):
 
 
 def balance(logits: list[Tensor], taken: int, mask: Tensor | None) -> Tensor:
-    """Return how unevenly experts are used, 1 where evenly (arXiv:2101.03961), of N x X logits; mask: tokens that
-    count.
-    """
+    """Return how unevenly experts are used, 1: evenly (arXiv:2101.03961), of N x X logits; mask: tokens that count."""
     count = logits[0].shape[-1]
     tokens, chances = (torch.zeros(count, dtype=torch.float32, device=logits[0].device) for _ in range(2))
     total = 0.0
@@ -77,9 +75,7 @@ class Folded(nn.Module):
         self.scaling = 2.0
 
     def factors(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the two matrices of each expert, X x out x r and X x r x in; their sum is also made once to check its
-        shape.
-        """
+        """Return the matrices of each expert, X x out x r and X x r x in; their sum is made once to check its shape."""
         a = self.lora_A.weight.reshape(self.count, self.rank, self.lora_A.weight.shape[-1])
         b = self.lora_B.weight.reshape(self.lora_B.weight.shape[0], self.rank, self.count).permute(2, 0, 1)
         found = b.to(weight.dtype), a.to(weight.dtype)

@@ -1,7 +1,4 @@
-"""Kernels of others, such as Triton's: what they read and write.
-
-The estimate replaces these functions: its `launch` records the kernel for the time of a step.
-"""
+"""Kernels of others, such as Triton's: what they read and write. The estimate's `launch` records them for the time."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,10 +9,8 @@ from torch.utils.checkpoint import checkpoint
 
 
 def launch(kind: str, written: Tensor | Sequence[Tensor], *read: Tensor, shape: Sequence[int] = ()) -> None:
-    """Do nothing: such a kernel allocates nothing, and tensors without values have nothing to change.
-
-    kind: as in predict/speed/ops.py, with `triton_` before it: no compiler fuses it. shape: (m, n, k) of a matmul.
-    """
+    """Do nothing: such a kernel allocates nothing, and tensors without values have nothing to change. kind: as in
+    predict/speed/ops.py, with `triton_` before it: no compiler fuses it. shape: (m, n, k) of a matmul."""
 
 
 def processors(device: Any) -> int:

@@ -1,9 +1,6 @@
-"""Linear layers of fine-tuning: plain, in x out as in GPT-2, in 4 or 8 bits, and with a LoRA adapter.
-
-Each computes what transformers', bitsandbytes' and peft's do, in their order, so that it saves and allocates the same:
+"""Linear layers of fine-tuning, plain, in 4 or 8 bits, and with a LoRA adapter, that save and allocate as in
 transformers pytorch_utils.py (Conv1D), bitsandbytes autograd/_functions.py (MatMul4Bit) and backends/default/ops.py
-(gemm_4bit), peft tuners/lora/layer.py.
-"""
+(gemm_4bit), peft tuners/lora/layer.py."""
 
 from typing import Any, NamedTuple
 
@@ -39,11 +36,8 @@ class Conv1D(nn.Module):
 
 
 class Packed(NamedTuple):
-    """How weights are packed.
-
-    `compute`: the dtype of matmuls; `stored`: before packing; `nested`: scales are in 8 bits; `bits`: 4, or 8 as
-    LLM.int8; `holds`: an 8-bit layer holds its input outside checkpoints, as MatMul8bitLt does.
-    """
+    """How weights are packed. `compute`: the dtype of matmuls; `stored`: before packing; `nested`: scales are in 8
+    bits; `bits`: 4, or 8 as LLM.int8; `holds`: an 8-bit layer holds its input outside checkpoints (MatMul8bitLt)."""
 
     compute: Any
     stored: Any
@@ -182,8 +176,7 @@ class Lora(nn.Module):
 
     def turned(self, x: Tensor, result: Tensor, magnitude: Tensor) -> Tensor:
         """Return DoRA's term (arXiv:2402.09353, peft tuners/lora/dora.py): rows of weight and adapter get a learned
-        length. The graph has the adapter's matmul, but not the length computed from it.
-        """
+        length, which the graph does not have."""
         layer: Any = self.base_layer
         drops = self.lora_dropout is not None and self.training
         if drops:

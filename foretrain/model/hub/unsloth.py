@@ -86,10 +86,8 @@ def normed_rotary(q: Tensor, k: Tensor, of_q: Tensor, of_k: Tensor, cos: Tensor,
 
 
 class Adapted(NamedTuple):
-    """A frozen layer and its adapter.
-
-    `dense(shared)`: the weight, out x in, unpacked into the common buffer where `shared`; `a`: r x in; `b`: out x r.
-    """
+    """A frozen layer and its adapter. `dense(shared)`: the weight, out x in, unpacked into the common buffer where
+    `shared`; `a`: r x in; `b`: out x r."""
 
     dense: Callable[[bool], Tensor]
     a: Tensor

@@ -21,9 +21,7 @@ class Muon(Optimizer):
         return is_block_matrix(name, shape)
 
     def operations(self, ops: Any, config: RunConfig, dtype: Dtype) -> None:
-        """Add momentum in fp32, and Newton-Schulz in half precision: 5·(4·rows²·columns + 2·rows³) FLOPs, rows <=
-        columns.
-        """
+        """Add momentum (fp32), and Newton-Schulz (half): 5·(4·rows²·columns + 2·rows³) FLOPs, rows <= columns."""
         low = 4 if dtype == "float32" else 2
         for shape, count in ModelShape.of(config).block_matrices.items():
             rows, columns = sorted(shape)

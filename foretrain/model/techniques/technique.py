@@ -65,9 +65,7 @@ class Technique:
     lets_grow = False  # what it saves allows a larger micro-batch, so it is tried for speed, too
 
     def changes(self, c: RunConfig, gpu: Gpu, half: bool) -> Sequence[Options]:
-        """Return what advice can change to have more of it, the smallest change first; `half`: matmuls are half
-        precision.
-        """
+        """Return what advice can change to have more of it, the smallest first; `half`: matmuls are half precision."""
         return () if all(getattr(c, name) == value for name, value in self.options.items()) else (self.options,)
 
     def idle(self, c: RunConfig, gpu: Gpu, half: bool) -> str:

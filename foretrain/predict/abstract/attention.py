@@ -1,9 +1,5 @@
-"""scaled_dot_product_attention on tensors without values: what each of its kernels makes, saves and frees.
-
-The fused kernels save their output and a log-sum-exp per row. The math path
-(aten/src/ATen/native/transformers/attention.cpp, _scaled_dot_product_attention_math) writes out the B x H x T x T
-scores, in fp32 whatever the dtype.
-"""
+"""scaled_dot_product_attention on tensors without values. Fused kernels save their output and a log-sum-exp per row;
+math (aten/src/ATen/native/transformers/attention.cpp) writes out the B x H x T x T scores, in fp32."""
 
 from collections.abc import Sequence
 from functools import partial

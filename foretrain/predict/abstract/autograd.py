@@ -1,8 +1,5 @@
-"""Autograd on tensors without values: PyTorch's order of nodes, saved tensors, and sums of gradients.
-
-torch/csrc/autograd/engine.cpp (order, validate_outputs), input_buffer.cpp (sums in place where nobody else has the
-gradient), functions/accumulate_grad.h, torch/utils/checkpoint.py (recomputation that stops at the last saved tensor).
-"""
+"""Autograd on tensors without values: torch/csrc/autograd/engine.cpp (order, validate_outputs), input_buffer.cpp (sums
+in place where nobody else has the gradient), functions/accumulate_grad.h, torch/utils/checkpoint.py."""
 
 import heapq
 import sys

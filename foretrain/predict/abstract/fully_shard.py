@@ -1,9 +1,6 @@
-"""FSDP2 in the passes of one rank: weights gathered for a block and freed after it, sharded gradients. No torch.
-
-torch/distributed/fsdp/_fully_shard: _fsdp_param_group.py (order of gathering, copying and freeing; prefetching),
-_fsdp_collectives.py (buffers, their dtypes and streams), _fsdp_param.py (unreduced gradients). Blocks are wrapped as in
-model/parallel.py; the rest of the model is a group.
-"""
+"""FSDP2 in the passes of one rank, with groups as in model/parallel.py. No torch. torch/distributed/fsdp/_fully_shard:
+_fsdp_param_group.py (order of gathering, copying and freeing; prefetching), _fsdp_collectives.py (buffers, their dtypes
+and streams), _fsdp_param.py (unreduced gradients)."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial

@@ -411,9 +411,7 @@ def addmm_(total: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 def softmax(x: Tensor, dim: int = -1, dtype: DType | None = None) -> Tensor:
-    """Return the softmax, by autocast in fp32, which a card's kernel makes of fp16 itself (SoftMax.cpp,
-    `half_to_float`).
-    """
+    """Return the softmax, in fp32 by autocast; a card's kernel makes that of fp16 itself (`half_to_float`)."""
     kind = dtype or (float32 if m.machine().autocasting else x.dtype)
     if not (m.machine().cuda and x.dtype == float16 and kind == float32):
         x = to(x, kind)

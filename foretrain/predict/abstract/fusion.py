@@ -1,8 +1,6 @@
-"""Kernels of a pass as Inductor fuses them: connected ones with as many matmuls before them run as one. No torch.
-
-Sums over all rows, matmuls, attention and scatters stay alone. What backward reads is saved or recomputed, whichever
-moves fewer bytes.
-"""
+"""Kernels of a pass as Inductor fuses them: connected ones with as many matmuls before them run as one. No torch. Sums
+over all rows, matmuls, attention and scatters stay alone. What backward reads is saved or recomputed, whichever moves
+fewer bytes."""
 
 from collections import defaultdict
 from collections.abc import Sequence

@@ -1,8 +1,5 @@
-"""The events of a pass: allocations and frees, recorded from a few layers and unrolled to all of them. No torch.
-
-Layers of one kind leave the same events, so at most four of each are run, and the second one's events repeated. Where
-two of a kind differ, the pass is run with all.
-"""
+"""The events of a pass, recorded from at most four layers of a kind and unrolled to all of them. No torch. Where two
+layers of a kind differ, the pass is run with all."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -199,12 +196,12 @@ class _Unroller:
         origin: list[int] = []
         made = [(event.serial >= 0, serial := event.tensor, r.home[serial], self.place[serial]) for event in r.events]
         for whole, small, start, end in self.order():
-            for birth, serial, home, place in made[start:end]:
+            for allocates, serial, home, place in made[start:end]:
                 if home in (small, OUTSIDE):
                     layer = OUTSIDE if home == OUTSIDE else whole
                 else:
                     layer = self.copies[home][0] if small == OUTSIDE else whole + home - small
-                if birth:
+                if allocates:
                     serials[layer, place] = len(allocated)
                     events.append(len(allocated))
                     allocated.append(serial)

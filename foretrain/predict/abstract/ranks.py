@@ -1,8 +1,6 @@
-"""Passes of ranks that share a model. FSDP2's are in fully_shard.py. No torch.
-
-torch/csrc/distributed/c10d/reducer.cpp: with gradient_as_bucket_view a finished gradient is copied into its bucket and
-ends, in the last micro-batch. When buckets are rebuilt, NCCL still has the old one (trace/ranks.py, Reducer).
-"""
+"""Passes of ranks that share a model; FSDP2's are in fully_shard.py. No torch. With gradient_as_bucket_view a finished
+gradient is copied into its bucket and ends, in the last micro-batch (torch/csrc/distributed/c10d/reducer.cpp). When
+buckets are rebuilt, NCCL still has the old one (trace/ranks.py, Reducer)."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
-"""A mixture of experts without values: sizes follow from counts, never from the choice. No torch.
-
-aten native/cuda/GroupMM.cpp and derivatives.yaml (_grouped_mm, baddbmm), native/cuda/Indexing.cu (index_put_).
-"""
+"""A mixture of experts without values: sizes follow from counts, never from the choice (aten native/cuda/GroupMM.cpp,
+Indexing.cu index_put_, derivatives.yaml). No torch."""
 
 from typing import Any
 

@@ -1,8 +1,5 @@
-"""Tensors without values: a shape, a dtype, and a storage whose lifetime is written into a timeline. No torch.
-
-A storage ends with Python's last reference to it, as PyTorch's does. So code on these tensors allocates and frees as on
-real ones, wherever the functions below know what a kernel allocates.
-"""
+"""Tensors without values: a shape, a dtype, and a storage that ends with Python's last reference to it, as PyTorch's,
+so that code on these allocates and frees as on real ones. No torch."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence

@@ -70,10 +70,8 @@ def usual(reuses_oldest: bool | None = None) -> Addresses:
 
 
 class Block:
-    """A range of a segment, in use or free; `mapped` is false for bare address space.
-
-    `requested`: bytes asked for, while in use; `other_streams`: those that use it too (stream_uses).
-    """
+    """A range of a segment, in use or free; `mapped` is false for bare address space. `requested`: bytes asked for,
+    while in use; `other_streams`: those that use it too (stream_uses)."""
 
     __slots__ = (
         "freed_at", "mapped", "next", "other_streams", "pool", "prev", "ptr", "requested", "size", "stream", "used",
@@ -184,11 +182,9 @@ class Label(NamedTuple):
 
 
 class Lifetimes:
-    """Allocations and frees of storages in program order.
-
-    `sizes`: bytes by id. `phases`: marks; a phase may come again. `streams`: of storages beside the default stream's
-    (GRAPH_POOL: of graphs); `used_on`: other streams that use them. `emptied`: where the cache is emptied before.
-    """
+    """Allocations and frees of storages in program order. `sizes`: bytes by id. `phases`: marks; a phase may come
+    again. `streams`: of storages beside the default stream's (GRAPH_POOL: of graphs); `used_on`: other streams that use
+    them. `emptied`: where the cache is emptied before."""
 
     def __init__(
         self,

@@ -1,7 +1,4 @@
-"""Expandable segments: one address range for each stream and pool, with pages mapped as needed.
-
-From c10/cuda/CUDACachingAllocator.cpp: ExpandableSegment and the functions that docstrings name.
-"""
+"""Expandable segments (c10/cuda/CUDACachingAllocator.cpp): an address range for each stream and pool."""
 
 from bisect import bisect_left, bisect_right, insort
 from typing import Protocol

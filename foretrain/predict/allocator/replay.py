@@ -94,9 +94,7 @@ def replay(
     addresses: Addresses | None = None,
 ) -> Replay:
     """Run lifetimes through the allocator (Allocator's limits), to their end or the first allocation beyond a limit.
-
-    `watch` gets a position, the allocator, and the block after each event; none before the cache is emptied.
-    """
+    `watch` gets a position, the allocator, and the block after each event; none before the cache is emptied."""
     player = Player(
         lifetimes, Allocator(settings, limit_bytes, physical=physical, cap_bytes=cap_bytes, addresses=addresses)
     )

@@ -1,9 +1,6 @@
-"""The caching allocator's settings, as in PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF.
-
-Rules from PyTorch 2.11 to 2.15: c10/core/AllocatorConfig.cpp (AcceleratorAllocatorConfig::parseArgs) and
-c10/cuda/CUDAAllocatorConfig.cpp (CUDAAllocatorConfig::parseArgs). Standard library only. Stricter than PyTorch in one
-way: a value with a suffix (max_split_size_mb:128MB, which PyTorch reads as 128) is an error here.
-"""
+"""The caching allocator's settings, by PyTorch 2.11 to 2.15: c10/core/AllocatorConfig.cpp and
+c10/cuda/CUDAAllocatorConfig.cpp, parseArgs. Stricter in one way: max_split_size_mb:128MB, which PyTorch reads as 128,
+is an error here."""
 
 import re
 from collections.abc import Mapping
@@ -91,10 +88,8 @@ class Settings:
         return self.roundup_power2_divisions[min(max(nbytes.bit_length() - FIRST_INTERVAL_BITS, 0), INTERVALS - 1)]
 
     def cap_bytes(self, device_bytes: int) -> int | None:
-        """Return per_process_memory_fraction's cap on a device with so many bytes; None without a cap.
-
-        DeviceCachingAllocator::setMemoryFraction: a fraction of 1 is no cap, and bytes are cut off, not rounded.
-        """
+        """Return per_process_memory_fraction's cap on a device with so many bytes; None without one, as of a fraction
+        of 1. Bytes are cut off, not rounded (DeviceCachingAllocator::setMemoryFraction)."""
         if self.per_process_memory_fraction >= 1:
             return None
         return int(self.per_process_memory_fraction * device_bytes)
@@ -119,9 +114,7 @@ class Settings:
 
     @classmethod
     def of_environment(cls, environment: Mapping[str, str]) -> "Settings":
-        """Return the settings of a process with these variables, with the native backend instead of the driver's (see
-        `driver_backend`). Raises ValueError as `parse`.
-        """
+        """Return the settings of a process with these variables and the native backend. Raises ValueError."""
         _, text = _variable(environment)
         pairs = [pair for pair in _pairs(text) if not _is_driver_backend(*pair)]
         return cls.parse(",".join(f"{key}:{value}" for key, value in pairs))
@@ -152,9 +145,7 @@ class Settings:
 
 
 def driver_backend(environment: Mapping[str, str]) -> str:
-    """Return the variable that asks for cudaMallocAsync, whose memory is the driver's own and not simulated; '' for
-    none.
-    """
+    """Return the variable that asks for cudaMallocAsync, which is not simulated; '' for none."""
     name, text = _variable(environment)
     try:
         return name if any(_is_driver_backend(*pair) for pair in _pairs(text)) else ""
@@ -167,10 +158,8 @@ def _variable(environment: Mapping[str, str]) -> tuple[str, str]:
 
 
 def merged(own: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variable that combines a run's own settings with its environment's, which win.
-
-    PyTorch reads keys in order and the last one counts, so the environment's come last. {} where there are none.
-    """
+    """Return the variable that combines a run's own settings with its environment's, which win: they come last, and
+    PyTorch counts the last one. {} where there are none."""
     if not own:
         return {}
     name = next((name for name in VARIABLES if name in environment), "PYTORCH_ALLOC_CONF")
@@ -254,11 +243,8 @@ def _backend(value: str) -> str:
 
 
 def _divisions(value: str) -> tuple[int, ...]:
-    """Parse one number for all sizes, or a list such as [256:1,512:2,>:4] (parseRoundUpPower2Divisions).
-
-    A list's first interval (in MiB) counts for all sizes below it too, '>' for all sizes above the last one named;
-    sizes in between that no entry names are not rounded.
-    """
+    """Parse one number for all sizes, or a list such as [256:1,512:2,>:4] (parseRoundUpPower2Divisions): its first
+    interval (in MiB) counts for all sizes below, '>' for all above the last one; others are not rounded."""
     if not value.startswith("["):
         number = _integer(value)
         if not _is_power_of_two(number):

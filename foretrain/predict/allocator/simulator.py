@@ -31,10 +31,8 @@ NO_LIMIT_BYTES = 1 << 63
 
 
 class OutOfMemory(MemoryError):
-    """A request that could not be served, and the memory then; all in bytes.
-
-    `segment_bytes` is what the driver was asked for, the size in PyTorch's own message.
-    """
+    """A request that could not be served, and the memory then, in bytes; `segment_bytes`: asked of the driver, the size
+    in PyTorch's own message."""
 
     def __init__(
         self, requested_bytes: int, allocated_bytes: int, reserved_bytes: int, limit_bytes: int, segment_bytes: int = 0
@@ -92,10 +90,7 @@ class Allocator:
         self._finds_plainly = self.settings.max_split_is_unlimited and self._expandable is None and not self.collects
 
     def malloc(self, nbytes: int, stream: int = 0) -> Block | None:
-        """Return a block for so many bytes on a stream, 0 by default; None for 0 bytes.
-
-        Raises OutOfMemory, and ValueError below 0.
-        """
+        """Return a block on a stream; None for 0 bytes. Raises OutOfMemory, and ValueError below 0."""
         if nbytes <= 0:
             if nbytes < 0:
                 raise ValueError(f"{nbytes} bytes cannot be allocated")
@@ -134,10 +129,8 @@ class Allocator:
             block.other_streams += (stream,)
 
     def free(self, block: Block | None) -> None:
-        """Free a block, at the next request if another stream uses it; its segment stays reserved (free).
-
-        Raises ValueError for a block that is not in use.
-        """
+        """Free a block, at the next request if another stream uses it; its segment stays reserved (free). Raises
+        ValueError for a block that is not in use."""
         if block is None:
             return
         if self.active.pop(block.ptr, None) is not block:
@@ -170,10 +163,8 @@ class Allocator:
         self._pending.clear()
 
     def empty_cache(self) -> None:
-        """Release every wholly free segment, and every free mapped page (release_cached_blocks).
-
-        Of all streams, after waiting for them (synchronize_and_free_events); not of graphs' pools.
-        """
+        """Release every wholly free segment and free mapped page (release_cached_blocks), of all streams after waiting
+        for them (synchronize_and_free_events); not of graphs' pools."""
         self._process_events()
         for pool in (self.large, self.small):
             for block in pool.all():
@@ -339,10 +330,8 @@ class Allocator:
         self.segments.append(("free", block.ptr, block.size, block.stream))
 
     def _release_oversize(self, pool: Pool, size: int, stream: int) -> bool:
-        """release_available_cached_blocks: with max_split_size_mb, as many oversize blocks as the request needs.
-
-        Those are the stream's own, and whole segments, since oversize blocks are never split.
-        """
+        """release_available_cached_blocks: with max_split_size_mb, as many oversize blocks of the stream as the request
+        needs, whole segments, since they are never split."""
         if self.settings.max_split_is_unlimited or self._expandable is not None:
             return False
         wanted = max(size, self.settings.max_split_bytes)
@@ -359,10 +348,8 @@ class Allocator:
         return released >= wanted
 
     def _collect_garbage(self) -> None:
-        """garbage_collect_cached_blocks: above the threshold, free whole segments of at least average age go.
-
-        Age is the number of searches in the large pool since the block became free. Expandable pages never go.
-        """
+        """garbage_collect_cached_blocks: above the threshold, free whole segments of at least average age go. Age is
+        the number of searches in the large pool since the block became free. Expandable pages never go."""
         if self._cap_bytes is None or self._expandable is not None:
             return
         target = self.reserved_bytes - int(self.settings.garbage_collection_threshold * self._cap_bytes)

@@ -1,8 +1,5 @@
-"""The graph of a training step as AOTAutograd sees it: forward and backward pass, in small operations. No torch.
-
-A model's code runs on `Traced` tensors, each a node of the graph. Equal ones are one node, as after
-torch/_functorch/compile_utils.py, fx_graph_cse.
-"""
+"""The graph of a training step as AOTAutograd sees it: a model's code runs on `Traced` tensors, each a node; equal ones
+are one (torch/_functorch/compile_utils.py, fx_graph_cse). No torch."""
 
 from collections.abc import Sequence
 from typing import Any

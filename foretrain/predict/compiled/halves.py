@@ -206,9 +206,7 @@ def before(wanted: Sequence[Node], stop: set[Node]) -> set[Node]:
 def recorded(
     machine: Compiler, symbols: dict[str, int], model: Any, forward: Callable[[Any, Any, Any], tuple[Any, Any]]
 ) -> Recorder:
-    """Record both passes in training; forward(model, token ids, labels) returns loss and logits, which the caller
-    releases.
-    """
+    """Record both passes in training; forward(model, token ids, labels) returns loss and logits, to be released."""
     t = machine.t = Recorder(symbols)
     machine.grad = True
     modules.name_operations(model)

@@ -1,8 +1,5 @@
-"""torch's functions as AOTAutograd decomposes them into small operations, forward and backward. No torch.
-
-torch/_inductor/decomposition.py and torch/_decomp/decompositions.py, lowered to what the partitioner and the scheduler
-ask about: what is elementwise, a sum, or a library's kernel.
-"""
+"""torch's functions as AOTAutograd decomposes them (torch/_inductor/decomposition.py, torch/_decomp/decompositions.py),
+lowered to what is asked about: what is elementwise, a sum, or a library's kernel. No torch."""
 
 from collections.abc import Sequence
 from typing import Any

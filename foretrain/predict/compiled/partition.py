@@ -1,9 +1,6 @@
-"""The tensors that a compiled forward pass saves: PyTorch's min-cut between available and recomputed ones.
-
+"""The tensors that a compiled forward pass saves: the min-cut nearest to the backward pass (networkx.minimum_cut), by
 torch/_functorch/partitioners.py, min_cut_rematerialization_partition: a tensor costs its bytes, more the further it is
-from the backward pass; matmuls, attention, what the backward pass has in memory anyway and small results of sums are
-never recomputed. The cut is the one nearest to the backward pass (networkx.minimum_cut).
-"""
+from the backward pass; matmuls, attention and small sums are never recomputed."""
 
 import heapq
 from collections.abc import Sequence

@@ -1,8 +1,5 @@
-"""A separately compiled function called by eager code: its two graphs run as one step of the eager pass.
-
-torch/_functorch/_aot_autograd: the backward graph gets the saved tensors in a list that it empties as it runs, and all
-gradients are there when it ends. The eager caller holds its arguments.
-"""
+"""A separately compiled function called by eager code (torch/_functorch/_aot_autograd): the backward graph empties its
+list of saved tensors, and all gradients are there when it ends. The eager caller holds its arguments."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,8 +1,5 @@
-"""What a fine-tuning run allocates outside of its steps: loading, preparing, saving, merging. No torch.
-
-transformers modeling_utils.py (from_pretrained: one tensor after the other; caching_allocator_warmup), bitsandbytes
-functional.py (quantize_4bit), peft utils/other.py (prepare_model_for_kbit_training) and tuners/lora (merge).
-"""
+"""What a fine-tuning run allocates outside of its steps. transformers modeling_utils.py (caching_allocator_warmup),
+bitsandbytes functional.py (quantize_4bit), peft utils/other.py (prepare_model_for_kbit_training), tuners/lora."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -224,8 +221,7 @@ class Outside:
             yield from self.pack(shape, summed, "temporaries")
 
     def _turned(self, shape: Sequence[int]) -> Iterator[Tensor]:
-        """A copy of the weight, the lengths of the sum's rows, the sum, the same turned, and that in the weight's
-        dtype."""
+        """A copy of the weight, the lengths of the sum's rows, the sum, that turned, and in the weight's dtype."""
         own, elements = self.program.dtype.itemsize, math.prod(shape)
         yield self.alloc("temporaries", own * elements)
         scaled, summed = (self.alloc("temporaries", 4 * elements) for _ in range(2))
@@ -252,8 +248,7 @@ def numbers(batches: int) -> Iterator[int]:
 
 
 class Collected:
-    """What was collected so far, of all cards. `most`: batches after which all goes to the host
-    (eval_accumulation_steps)."""
+    """What was collected of all cards. `most`: batches until it goes to the host (eval_accumulation_steps)."""
 
     def __init__(self, t: Timeline, item_bytes: int, most: int, cards: int = 1, letters: str = "BTV") -> None:
         self.t, self.item_bytes, self.most, self.letters = t, cards * item_bytes, most, letters

@@ -1,7 +1,4 @@
-"""`FineTunePlan`: what a fine-tuning run will take on a card, as one record. Instant, without torch.
-
-Memory is *estimated* from the model's code or *traced*; time is *estimated* from the card's rates.
-"""
+"""`FineTunePlan`: what a fine-tuning run will take on a card. Memory is estimated from the model's code or traced."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping

@@ -229,7 +229,6 @@ class Program:
 
     @property
     def residual_bytes(self) -> int:
-        """Of a number in the residual stream."""
         return self.dtype.itemsize
 
     def sizes(self, symbols: dict[str, int]) -> dict[str, int]:

@@ -230,11 +230,9 @@ def groups_of(tune: FineTune, weights: Sequence[Weight]) -> list[Group]:
 def waits_s(
     tune: FineTune, gpu: Gpu, sizes: Sequence[int], pace: Pace, groups: Sequence[Group] = ()
 ) -> Iterator[float]:
-    """Yield the seconds that a step waits for others: with fast, usual and slow links.
-
-    `sizes`: bytes of the trained parameters, in DDP; their gradients are ready at even distances of the last
-    micro-batch's backward pass, since blocks are alike. The last bucket is always waited for. `groups`: FSDP's.
-    """
+    """Yield the seconds that a step waits for others: with fast, usual and slow links. `sizes`: bytes of the trained
+    parameters, in DDP; their gradients are ready at even distances of the last micro-batch's backward pass, since
+    blocks are alike. The last bucket is always waited for. `groups`: FSDP's."""
     cards, ordered = cards_of(tune, gpu), sorted(groups, key=lambda group: group.number)
     buckets = [size for _, size in in_buckets(sizes[::-1])]
     full = [(pace.backward * n / sum(sizes), size) for n, size in zip(accumulate(buckets), buckets, strict=True)]

@@ -1,8 +1,5 @@
-"""Which parts of a model get an adapter: linear layers by their names, and what peft takes for experts. No torch.
-
-transformers 5 keeps the experts of a layer in two parameters; peft (utils/transformers_weight_conversion.py) reads the
-names that they had before as these, and all-linear as all of them.
-"""
+"""Which parts of a model get an adapter, by names; experts are two parameters in transformers 5, for which peft
+(utils/transformers_weight_conversion.py) reads the earlier names, and all-linear as all of them. No torch."""
 
 import difflib
 

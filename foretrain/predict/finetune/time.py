@@ -126,7 +126,6 @@ class StepWork:
 
 
 def _half(tune: FineTune) -> Dtype:
-    """What a number of two bytes is."""
     return "float16" if tune.amp == "fp16" or (tune.amp != "bf16" and tune.dtype == "float16") else "bfloat16"
 
 

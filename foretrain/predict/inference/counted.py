@@ -47,7 +47,6 @@ def facts_to_generate(source: ModelSource) -> ModelFacts:
 
 
 def is_known(source: ModelSource) -> bool:
-    """Return whether facts need no count."""
     return _known_facts(source) is not None
 
 

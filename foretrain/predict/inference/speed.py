@@ -181,7 +181,6 @@ def _mean_bits(facts: ModelFacts, weights: str) -> float:
 
 
 def has_hbm(gpu: Gpu) -> bool:
-    """Whether its memory is HBM, by the width of its bus."""
     return (gpu.memory_bus_bits or 0) >= HBM_BUS_BITS
 
 

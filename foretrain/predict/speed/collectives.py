@@ -61,9 +61,7 @@ class Group(Record):
 
     @property
     def network_bytes_per_s(self) -> float:
-        """Return bytes per second and direction of a node's NICs; unlimited within one node. Raises ValueError without
-        a network.
-        """
+        """Return a node's NICs' bytes/s in a direction; unlimited in one node. Raises ValueError without a network."""
         if self.nodes == 1:
             return math.inf
         if self.network is None:
@@ -88,18 +86,15 @@ class _Algorithm(NamedTuple):
 
 def bus_factor(collective: Collective, ranks: int) -> float:
     """Return bus bandwidth over size / time (nccl-tests doc/PERFORMANCE.md): all-reduce 2 (n - 1) / n, broadcast 1,
-    others (n - 1) / n.
-    """
+    others (n - 1) / n."""
     if collective == "broadcast":
         return 1.0 if ranks > 1 else 0.0
     return (2 if collective == "all_reduce" else 1) * (ranks - 1) / ranks
 
 
 def collective_time(collective: Collective, size_bytes: float, group: Group) -> CollectiveTime:
-    """Return NCCL's fastest algorithm for `size_bytes`: an all-gather's output, a reduce-scatter's input.
-
-    Raises ValueError for several nodes without a network.
-    """
+    """Return NCCL's fastest algorithm for `size_bytes`: an all-gather's output, a reduce-scatter's input. Raises
+    ValueError for several nodes without a network."""
     if group.ranks <= 1:
         return CollectiveTime(seconds=0, bus_bytes_per_s=0, algorithm="none", protocol="Simple")
     ways = [_ring(collective, size_bytes, group, i) for i in _protocols(group)]
@@ -124,10 +119,8 @@ def _capped(rate: float, group: Group, protocol: int) -> float:
 
 
 def _filled(latency_us: float, carried_s: float, step_us: float) -> float:
-    """Return latency + T + 2 root(a T), T the bytes at full rate, a the longest step's latency.
-
-    k pieces over p stages take (k + p - 1) (a + T / k); this is with the best k, and a for (p - 1) a.
-    """
+    """Return latency + T + 2 root(a T), T the bytes at full rate, a the longest step's latency. k pieces over p stages
+    take (k + p - 1) (a + T / k); this is with the best k, and a for (p - 1) a."""
     return latency_us * 1e-6 + carried_s + 2 * math.sqrt(step_us * 1e-6 * carried_s)
 
 
@@ -147,10 +140,8 @@ def _ring(collective: Collective, size_bytes: float, group: Group, protocol: int
 
 
 def _tree(size_bytes: float, group: Group, protocol: int) -> _Algorithm:
-    """Up and down a chain in the node and a tree between nodes: each link carries the size twice.
-
-    Between two nodes each half goes up one tree and down the other, so the network carries the size once.
-    """
+    """Up and down a chain in the node and a tree between nodes: each link carries the size twice; between two nodes
+    each half goes up one tree and down the other, so the network carries it once."""
     levels = math.floor(math.log2(group.nodes))
     step, outside = HOP_US[group.link.kind, "tree"][protocol], HOP_US["network", "tree"][protocol]
     us = BASE_US["tree"][protocol] + 2 * ((group.ranks_per_node - 1) * step + levels * outside)

@@ -1,8 +1,5 @@
-"""The limit of a step: each operation at this device's measured best, without waits.
-
-A roofline (Williams, Waterman and Patterson 2009) of measured peaks over the operations of a compiled step with fused
-attention, so that it depends on model, dtype and machine only. FLOPs are the causal ones, recomputation included.
-"""
+"""The limit of a step: a roofline (Williams, Waterman and Patterson 2009) of this device's measured peaks over the
+operations of a compiled step with fused attention. FLOPs are causal, with recomputation."""
 
 import math
 from collections import defaultdict
@@ -91,10 +88,8 @@ class Bottleneck(Record):
 
 
 def bottleneck(spec: StepSpec) -> Bottleneck | None:
-    """Return where most of a step's time goes; None where the device's peak or bandwidth is unknown.
-
-    Arithmetic: operations beyond the roof's ridge. Launches: Python is slower than the kernels of a micro-batch.
-    """
+    """Return where most of a step's time goes; None where the device's peak or bandwidth is unknown. Arithmetic:
+    operations beyond the roof's ridge. Launches: Python is slower than the kernels of a micro-batch."""
     roof = roofline(spec)
     if roof is None:
         return None

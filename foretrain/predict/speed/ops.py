@@ -160,9 +160,7 @@ def _fuse(softmax_reads: int, attention: bool) -> Fuse:
 
 
 def _compiled(operations: list[Operation], way: MicroBatchRun, vocabulary: int) -> Iterator[Operation]:
-    """Yield Inductor's additions: padded matmuls of the head copy the logits' gradient, nanoGPT's returned logits have
-    one of zeros.
-    """
+    """Yield Inductor's additions: padded matmuls copy the logits' gradient; nanoGPT's returned logits get zeros."""
     for op in operations:
         if not op.flops:
             factor = way.torch.compiled_bytes if way.torch.fuses_attention or op.name != "attention" else 1.0

@@ -60,9 +60,7 @@ class RankTime(Record):
 
 
 def groups_of(cluster: Cluster, *, worst: bool = False) -> dict[str, Group]:
-    """Return ranks that communicate: `all` of them, those of a `node`, and one of each node (`between`) with all its
-    NICs.
-    """
+    """Return ranks that communicate: `all`, those of a `node`, one of each node (`between`) with all its NICs."""
     network = {"network": cluster.network, "nics_per_node": cluster.nics_per_node, "nodes": cluster.nodes}
     return {
         "all": Group(ranks_per_node=cluster.per_node, link=cluster.link, worst=worst, **network),
@@ -232,7 +230,6 @@ def scenarios(cluster: Cluster) -> tuple[tuple[dict[str, Group], float], ...]:
 
 
 def timed(group: Group, factor: float) -> Times:
-    """Return how long this group's collectives take, times a factor."""
     return cache(lambda collective, size: factor * collective_time(collective, size, group).seconds)
 
 
@@ -353,10 +350,8 @@ def _communication(step: _Step, micro_batches: int) -> tuple[Communication, ...]
 
 
 def rank_time(spec: StepSpec, sharing: Sharing, cluster: Cluster, bucket_bytes: int = BUCKET_BYTES) -> RankTime | None:
-    """Return a shared step; None where the card's speed is unknown. `bucket_bytes`: of DDP's later buckets.
-
-    Low: a fast card and a good link; high: a slow card, and the worst published link.
-    """
+    """Return a shared step; None where the card's speed is unknown. `bucket_bytes`: of DDP's later buckets. Low: a fast
+    card and a good link; high: a slow card, and the worst published link."""
     way = micro_batch_run(spec)
     rates, alone = known_rates(way), step_time(spec)
     if rates is None or alone is None:

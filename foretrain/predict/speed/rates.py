@@ -219,17 +219,13 @@ class CatalogueRates:
         return max(bytes_s, op.causal_flops / (peak * share * self.held_clock(op.dtype)))
 
     def held_clock(self, dtype: Dtype) -> float:
-        """Return the clock under the board's power limit, as a share of that at which cards of its kind run matmuls.
-
-        Power is balanced over much longer than a kernel, so it holds for all of them.
-        """
+        """Return the clock under the board's power limit, as a share of that at which such cards run matmuls: power is
+        balanced over much longer than a kernel, so it holds for all."""
         share = self.gpu.sustained_share(dtype)
         return min(1.0, share / MATMUL_SHARE.get(self.rate, 0.7)) if share else 1.0
 
     def cached_bytes(self, op: Operation) -> float:
-        """Return the bytes that a kernel finds in the second-level cache: half of it holds written data, half read
-        data.
-        """
+        """Return a kernel's bytes in the second-level cache: half of it holds written data, half read data."""
         if op.kind in COLD or op.flops or not self.gpu.l2_mib:
             return 0.0
         cache = self.gpu.l2_mib * 2**20 / (2 if self.gpu.capability in TWO_CACHES else 1)

@@ -1,8 +1,5 @@
-"""The time of a step, an evaluation and the compilation: the operations of ops.py at the speeds of rates.py.
-
-Known limits: an uncalibrated machine's processor is taken as average (the range is wide where a card waits for it),
-temperature is unknown, and data loading is taken to be hidden behind the step.
-"""
+"""The time of a step, an evaluation and the compilation: the operations of ops.py at the speeds of rates.py. An
+uncalibrated machine's processor is taken as average; data loading is taken to be hidden behind the step."""
 
 import math
 from collections.abc import Callable
@@ -304,11 +301,8 @@ def bound_s(way: MicroBatchRun) -> float:
 
 
 def _correction(way: MicroBatchRun, rates: Rates) -> float:
-    """Return a measured whole step over the sum of its kernels: caches, and what the kernels' list leaves out.
-
-    The reference is a step like this that `foretrain tune` timed, else the calibration's of the same dtype and mode,
-    which count by nearness; without one the sum stands. Evaluations: by their forward passes, where timed.
-    """
+    """Return a measured step over the sum of its kernels, of a step like this that `foretrain tune` timed, else the
+    calibration's of the same dtype and mode by nearness; else 1. Evaluations: by their forward passes, where timed."""
     if not isinstance(rates, MeasuredRates):
         return 1.0
     tuned = tuned_like(rates.calibration, way.spec)

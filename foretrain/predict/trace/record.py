@@ -213,7 +213,6 @@ class Recorder(Lifetimes):
             self.moments.append(Mark(len(self.events), name))
 
     def tag(self, id: int, category: str, name: str) -> None:
-        """Set an allocation's category; the first one stays."""
         self.tags.setdefault(id, (category, name))
 
     def name(self, id: int, name: str) -> None:

@@ -224,7 +224,6 @@ KINDS = ("assumed", "assumed_short")
 
 
 def is_assumed(id: str) -> bool:
-    """Return whether a note of a plan says what was assumed."""
     return any(has(f"first.{kind}.{id}") for kind in KINDS)
 
 

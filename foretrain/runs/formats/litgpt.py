@@ -1,8 +1,5 @@
-"""Lightning-AI/litgpt, pretrain and finetune: one line for each micro-batch, `(step)` where the optimizer's step ended.
-
-`Epoch 4 | iter 961 step 961 | loss train: 1.062, val: 1.057 | iter time: 529.46 ms (step)`, in older versions `iter 77
-step 39: loss 10.8259, iter time: 214.40ms (optimizer.step)`.
-"""
+"""Lightning-AI/litgpt: a line for each micro-batch, `Epoch 4 | iter 961 step 961 | loss train: 1.062, val: 1.057 | iter
+time: 529.46 ms (step)`, in older versions `iter 77 step 39: loss 10.8259, iter time: 214.40ms (optimizer.step)`."""
 
 import math
 import re

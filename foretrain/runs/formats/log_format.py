@@ -41,10 +41,8 @@ def number(text: str, *, grouped_thousands: bool = True) -> float:
 
 @dataclass(slots=True)
 class Reading:
-    """The content of one line. None: absent; NaN: present, but not a number.
-
-    `evaluated`: it is of an evaluation, after `step`. `of`: the last step. `restarts`: the run begins again here.
-    """
+    """The content of one line. None: absent; NaN: present, but not a number. `evaluated`: it is of an evaluation, after
+    `step`. `of`: the last step. `restarts`: the run begins again here."""
 
     at: int = 0  # where in the line, so that several keep their order
     step: int | None = None

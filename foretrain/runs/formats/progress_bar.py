@@ -1,7 +1,5 @@
-"""tqdm's progress bar in a log, `  6%|▋         | 1/16 [01:18<19:31, 78.12s/it]`; its mean is of the last few updates.
-
-PyTorch Lightning's counts from one in each epoch: `Epoch 9: 100%|█| 860/860 [00:05<00:00, 162.25it/s, v_num=1]`.
-"""
+"""tqdm's bar in a log, `  6%|▋         | 1/16 [01:18<19:31, 78.12s/it]`, and PyTorch Lightning's, which counts from one
+in each epoch: `Epoch 9: 100%|█| 860/860 [00:05<00:00, 162.25it/s, v_num=1]`."""
 
 import math
 import re

@@ -1,9 +1,5 @@
-"""`Report`: sends a run's lines to a tracker's own process, and never lets the training wait for it.
-
-While the queue of a thread is full, lines are left out and counted. A failure is reported once.
-
-The process runs `main`: it gets the job, lines of metrics, and the end, which comes with a kill of the training, too.
-"""
+"""`Report`: sends a run's lines to a tracker's process (`main`), and never lets the training wait: while a thread's
+queue is full, lines are left out and counted. A failure is reported once."""
 
 import contextlib
 import os
@@ -34,9 +30,7 @@ Event = tuple[str, dict[str, Any]]
 
 @dataclass
 class Report:
-    """One run to one tracker. `before`: lines that an earlier process reported; `told`: (event id, values) for the
-    user.
-    """
+    """One run to one tracker. `before`: lines by an earlier process; `told`: (event id, values) for the user."""
 
     tracker: type[Tracker]
     job: Job

@@ -1,7 +1,4 @@
-"""`Tracker`: the interface to an experiment tracker, and to the runs that it has.
-
-It runs in a process of its own (report.py): its library may raise anything, and takes no time of the training.
-"""
+"""`Tracker`: an experiment tracker and its runs, in a process of its own (report.py): its library may raise."""
 
 import contextlib
 import importlib.util
@@ -32,9 +29,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Started:
-    """`id`: to resume with. `look`: what shows the run. `offline`: why it stays here; `send`: the command to send it
-    then.
-    """
+    """`id`: to resume with. `look`: what shows the run. `offline`: why it stays here; `send`: the command for it."""
 
     id: str
     look: str
@@ -44,9 +39,7 @@ class Started:
 
 @dataclass(frozen=True)
 class Tracked:
-    """A tracked run. `rows`: metric -> value, as logged, the earliest first, with steps and times by the tracker's
-    names.
-    """
+    """A tracked run. `rows`: metric -> value, as logged, the earliest first, by the tracker's names."""
 
     tracker: str
     name: str
@@ -59,10 +52,8 @@ class Tracked:
 
 
 class Tracker(ABC):
-    """One tracker: reports one run, and reads reported runs. Errors of its library are let through.
-
-    `package`: the module needed. `check`: where to look when reporting fails. `project`: the variable of its project.
-    """
+    """One tracker: reports one run, and reads reported runs. Errors of its library are let through. `package`: the
+    module needed. `check`: where to look when reporting fails. `project`: the variable of its project."""
 
     name: ClassVar[str]
     package: ClassVar[str]

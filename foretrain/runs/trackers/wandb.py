@@ -1,8 +1,5 @@
-"""Weights & Biases: to its server, or with WANDB_MODE=offline into the run's folder, from where `wandb sync` sends it.
-
-An offline run is a log of protobuf records in LevelDB's framing (github.com/google/leveldb, doc/log_format.md): blocks
-of 32 KiB with records of checksum, length, kind and bytes. The library has no reader in Python.
-"""
+"""Weights & Biases. An offline run (WANDB_MODE=offline) is a log of protobuf records in LevelDB's framing
+(github.com/google/leveldb, doc/log_format.md), for which the library has no reader in Python."""
 
 import contextlib
 import importlib

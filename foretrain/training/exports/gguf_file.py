@@ -1,7 +1,4 @@
-"""The form `gguf`: one file for llama.cpp and what is built on it, with sizes, tokenizer and weights.
-
-Keys, names and types are those of llama.cpp's own converter (conversion/gpt2.py, llama.py, qwen.py and base.py).
-"""
+"""The form `gguf`: one file for llama.cpp, by its own converter (conversion/gpt2.py, llama.py, qwen.py and base.py)."""
 
 from collections.abc import Mapping
 from pathlib import Path

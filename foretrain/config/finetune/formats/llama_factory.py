@@ -1,8 +1,5 @@
-"""LLaMA-Factory's YAML and JSON, and that of its version 1 (examples/v1), whose names differ.
-
-Defaults and names: src/llamafactory/hparams/ and src/llamafactory/v1/config/; trainable weights are float32 unless
-pure_bf16 (model/adapter.py), activation checkpointing is on and reentrant (model/model_utils/checkpointing.py).
-"""
+"""LLaMA-Factory's YAML and JSON, and that of its version 1 (examples/v1), whose names differ. Defaults:
+src/llamafactory/hparams/ and v1/config/; trainable weights are float32 unless pure_bf16 (model/adapter.py)."""
 
 from foretrain.base.errors import UserError
 from foretrain.config.finetune.formats.format import (

@@ -1,8 +1,5 @@
-"""Trainers with a loop of their own, planned as the nearest loop, each read by the rows of its table in keys.toml.
-
-Names and defaults (August 2026): litgpt/finetune/ and pretrain.py, nemo_automodel/recipes/llm/, mlx_lm/lora.py,
-llmfoundry/command_utils/train.py, swift/arguments/, open_instruct/finetune.py.
-"""
+"""Trainers with a loop of their own, planned as the nearest loop, each read by its rows in keys.toml (August 2026):
+litgpt, nemo_automodel, mlx_lm, llmfoundry, swift, open_instruct."""
 
 import re
 import shlex

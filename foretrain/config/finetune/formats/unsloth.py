@@ -1,7 +1,4 @@
-"""unsloth's arguments as YAML or JSON, flat or in the sections of its command line (unsloth_cli/config.py).
-
-Defaults: FastLanguageModel.from_pretrained and get_peft_model (unsloth/models/loader.py, llama.py).
-"""
+"""unsloth's arguments, flat or in sections (unsloth_cli/config.py). Defaults: unsloth/models/loader.py, llama.py."""
 
 from collections.abc import Mapping
 from typing import Any

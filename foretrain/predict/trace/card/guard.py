@@ -48,11 +48,9 @@ def install() -> None:
 
 
 def _start_engine() -> None:
-    """Start autograd while there is no device, so that it starts no device threads; fake tensors need none.
-
-    It would start one for each of the guard's eight devices, and could then compute no gradient in a forked child
-    (torch/csrc/autograd/engine.cpp, start_device_threads).
-    """
+    """Start autograd while there is no device, so that it starts no device threads; fake tensors need none. It would
+    start one for each of the guard's eight devices, and could then compute no gradient in a forked child
+    (torch/csrc/autograd/engine.cpp, start_device_threads)."""
     with torch.inference_mode(False), torch.enable_grad():
         torch.zeros((), device="cpu", requires_grad=True).neg().backward()
 
@@ -101,11 +99,9 @@ def _install_guard(c10: ctypes.CDLL) -> None:
 
 
 def _own_guard() -> int:
-    """Return the address of a guard whose every method returns card 0, its default stream, done.
-
-    Devices and streams are structs returned in registers, which no ctypes callback can do. On x86-64 these are rax
-    (type 1, index 0) and rdx (stream 0): `mov eax, 1`, `xor edx, edx`, `ret`.
-    """
+    """Return the address of a guard whose every method returns card 0, its default stream, done. Devices and streams
+    are structs returned in registers, which no ctypes callback can do. On x86-64 these are rax (type 1, index 0) and
+    rdx (stream 0): `mov eax, 1`, `xor edx, edx`, `ret`."""
     if platform.machine() != "x86_64":
         raise StandInError(f"tracing with torch {torch.__version__} works on x86-64; this is {platform.machine()}")
     page = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)

@@ -1,8 +1,5 @@
-"""A stand-in card: fake cuda tensors get the kernels and casts of the real one.
-
-What PyTorch silently does differently without a card is corrected here and asserted in every trace: autocast and
-GradScaler would switch themselves off, scaled_dot_product_attention would take the slow path.
-"""
+"""A stand-in card: fake cuda tensors get the kernels and casts of the real one. What PyTorch silently does otherwise
+without a card (autocast, GradScaler, attention) is corrected here and asserted in every trace."""
 
 import contextlib
 import logging

@@ -1,8 +1,5 @@
-"""torch.cuda's streams on a stand-in card: nothing runs on them, but memory belongs to them.
-
-An op allocates on its stream: in a backward pass on that of its forward op, as the autograd engine switches to it
-(torch/csrc/autograd/engine.cpp, evaluate_function), unless a hook chooses another one meanwhile.
-"""
+"""torch.cuda's streams on a stand-in card: an op allocates on its stream, in a backward pass on that of its forward op,
+as the engine switches to it (torch/csrc/autograd/engine.cpp, evaluate_function)."""
 
 from bisect import bisect_right
 from typing import Any, ClassVar

@@ -1,8 +1,4 @@
-"""torch.cuda as the card answers it.
-
-Nothing runs, so there is nothing to wait for. Memory statistics are those of the trace so far, through the simulated
-allocator. Streams are in streams.py.
-"""
+"""torch.cuda as the card answers it: nothing runs; memory statistics are the trace's, by the simulated allocator."""
 
 import os
 import sys
@@ -291,10 +287,8 @@ def answer_as(patches: Patches, card: Card) -> Memory:
 
 
 def graph_class(streams: Streams, alloc: Callable[..., object]) -> type:
-    """Return a stand-in for torch.cuda.CUDAGraph. Nothing is recorded or replayed, but allocations between
-    capture_begin and capture_end belong to the graph's pool, in every thread (c10/cuda/CUDACachingAllocator.cpp,
-    beginAllocateToPool).
-    """
+    """Return a stand-in for torch.cuda.CUDAGraph: allocations between capture_begin and capture_end belong to the
+    graph's pool, in every thread (c10/cuda/CUDACachingAllocator.cpp, beginAllocateToPool)."""
     made, of_each = [0], (software.parse(torch.__version__) or software.ASSUMED).seeds_each_graph
 
     class Graph:

@@ -1,7 +1,4 @@
-"""The parameters and the cache of a model as transformers builds it: on the meta device, so without its weights.
-
-The cache is what the model's own code puts into transformers' cache classes when it reads a text.
-"""
+"""The parameters and the cache of a model as transformers builds it, on the meta device, so without its weights."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress

@@ -1,8 +1,5 @@
-"""A traced fine-tuning run: transformers' own Trainer for three steps, with evaluation, saving and merging.
-
-Three optimizer steps of at most three micro-batches each, as in predict/trace/drive.py. The libraries' own code runs on
-fake tensors unchanged.
-"""
+"""A traced fine-tuning run: transformers' own Trainer, for three optimizer steps of at most three micro-batches, as in
+predict/trace/drive.py, with evaluation, saving and merging, on fake tensors."""
 
 import contextlib
 import importlib
@@ -486,10 +483,7 @@ def quiet() -> Iterator[None]:
 
 
 def trace(job: dict[str, Any]) -> Trace:
-    """Trace a job: {"config", "tune", "gpu", "compiled", "keeps"}, with fewer layers where they repeat.
-
-    Raises StandInError.
-    """
+    """Trace a job ("config", "tune", "gpu", "compiled", "keeps"), of fewer layers if alike. Raises StandInError."""
     tune = FineTune.model_validate(job["tune"])
     with quiet():
         try:

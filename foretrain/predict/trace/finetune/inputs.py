@@ -1,8 +1,5 @@
-"""What a batch has beside, or in the place of, the tokens of a decoder: pictures, sound, and what an encoder takes.
-
-The processor's own code runs on blank ones, with what preprocessor_config.json says, else with the defaults of its
-class and what config.json says of them. The model's own code counts the tokens of pictures, on tensors without values.
-"""
+"""What a batch has beside the tokens of a decoder: pictures, sound, and what an encoder takes. The processor's own code
+runs on blank ones, by preprocessor_config.json, else by its class's defaults and config.json."""
 
 import contextlib
 import inspect

@@ -1,7 +1,4 @@
-"""A request for the trace of a fine-tuning run. No torch, no transformers.
-
-`service.traces` takes it like a `service.Request`.
-"""
+"""A request for the trace of a fine-tuning run, as `service.traces` takes it. No torch, no transformers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -51,9 +48,7 @@ class FineTuneRequest:
     keeps: bool = False
 
     def normal_tune(self) -> FineTune:
-        """Return the options with every one that does not change a trace at its default, so that more traces are
-        shared.
-        """
+        """Return the options with each that does not change a trace at its default: more traces are shared."""
         tune, default = self.tune, FineTune()
         change: dict[str, Any] = {name: getattr(default, name) for name in (*TIMES, *LINKS)}
         if not tune.evaluate:

@@ -1,8 +1,5 @@
-"""TRL's trainers as the loop of a traced run: their preparation of the model, their loss and their metrics.
-
-Triton's kernels compute its loss in tiles and allocate nothing: the tensors of trl/kernels/chunked_logprob.py are all.
-Only the kernels are left out.
-"""
+"""TRL's trainers as the loop of a traced run. Triton's kernels, which allocate nothing, are left out: the tensors of
+trl/kernels/chunked_logprob.py are all."""
 
 import importlib
 import importlib.util
@@ -284,9 +281,7 @@ def _reward(completions: list[str], **kwargs: Any) -> list[float]:
 
 
 def _packed(run: Run, samples: list[Any]) -> dict[str, Any]:
-    """Return a batch of full rows as DataCollatorForLanguageModeling does without padding: one after the other, with
-    the start of each part.
-    """
+    """Return full rows as DataCollatorForLanguageModeling without padding: in a row, with each part's start."""
     tokens = len(samples) * run.tune.seq_len
     found = {name: torch.zeros((1, tokens), dtype=torch.int64) for name in ("input_ids", "labels", "position_ids")}
     starts = torch.zeros((len(samples) + 1,), dtype=torch.int32)

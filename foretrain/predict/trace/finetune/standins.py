@@ -61,10 +61,7 @@ CLASSES = ("SequenceClassification", "ImageClassification", "AudioClassification
 
 
 def kind_of(config: Any, written: dict[str, Any], tune: FineTune) -> Any:
-    """Return the class of the model that is trained: the one that the config names where it has a loss on labels.
-
-    Raises StandInError where there is none.
-    """
+    """Return the class of the model that is trained: the config's, if it has a loss on labels. Raises StandInError."""
     whole = HEADS[1:3] if config.sub_configs else ()  # before its part for text
     encodes = () if getattr(config, "is_decoder", False) else ("MaskedLM",)
     whole = ("Seq2SeqLM", "SpeechSeq2Seq") if config.is_encoder_decoder else (*whole, *encodes)
@@ -195,10 +192,7 @@ def written_to_host() -> Iterator[None]:
 
 @contextmanager
 def stood_in(tracer: Tracer, *, card: bool) -> Iterator[None]:
-    """Let bitsandbytes work on fake tensors, and evaluation keep no logits on the host.
-
-    `card`: kernels are those of a card, else of the CPU.
-    """
+    """Let bitsandbytes work on fake tensors, and keep no logits on the host. `card`: its kernels, else the CPU's."""
     with Patches() as patches:
         _patch_shared_memory(patches)
         patches.set(torch, "tensor", _fake_on_meta(torch.tensor))

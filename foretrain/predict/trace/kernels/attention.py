@@ -1,8 +1,5 @@
-"""The attention kernel that the card takes, and what is made on the way to it.
-
-The choice is in predict/estimate/sdpa.py; masks and grouped heads follow
-aten/src/ATen/native/transformers/attention.cpp.
-"""
+"""The card's attention kernel (predict/estimate/sdpa.py), and what is made before it: masks, grouped heads
+(aten/src/ATen/native/transformers/attention.cpp)."""
 
 import contextlib
 import math
@@ -53,9 +50,7 @@ class AttentionCall(NamedTuple):
 
 
 def cudnn_is_new_enough() -> bool:
-    """Return whether the wheel has a cuDNN whose attention is preferred, 9.15.1: those of CUDA 13 have; others are
-    assumed not to.
-    """
+    """Return whether the wheel's cuDNN has preferred attention, 9.15.1: assumed of CUDA 13's alone."""
     return torch.version.cuda is None or int(torch.version.cuda.split(".")[0]) >= 13
 
 

@@ -30,11 +30,9 @@ class Source:
 
 
 class Chosen(NamedTuple):
-    """What a storage holds of a choice among `parts`, of which each row makes `distinct` different ones.
-
-    `share`: of its elements that name one part, or are true for it. `most`: of its elements that one part can have.
-    `kind`: part numbers, a mask, counts per part, or their running sums.
-    """
+    """What a storage holds of a choice among `parts`, of which each row makes `distinct` different ones. `share`: of
+    its elements that name one part, or are true for it. `most`: of its elements that one part can have. `kind`: part
+    numbers, a mask, counts per part, or their running sums."""
 
     source: Source
     parts: int
@@ -97,9 +95,7 @@ class Choices:
             self.learn(out, known)
 
     def _compared(self, name: str, args: tuple[Any, ...], known: Chosen | None, out: Tensor) -> None:
-        """Note that `choice == expert` is a mask, and `count > 0` true for every expert; one count is compared as it
-        is.
-        """
+        """Note that `choice == expert` is a mask, `count > 0` true for each expert; one count is compared as it is."""
         number = self.counted(args[0]) if args[0].numel() == 1 else None
         if number is not None and not isinstance(args[1], Tensor):
             self._answer(out, bool(COMPARED[name](number, args[1])))

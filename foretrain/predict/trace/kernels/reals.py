@@ -1,7 +1,4 @@
-"""Integers and masks that have values in a trace: those of a batch with pictures, and what is computed of them.
-
-How a picture is cut decides shapes: its grid, where its tokens are in a row, how long its attention's parts are.
-"""
+"""Integers and masks that have values in a trace, as they decide shapes: how a picture is cut, where its tokens are."""
 
 import weakref
 from typing import Any

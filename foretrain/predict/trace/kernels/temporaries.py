@@ -1,8 +1,5 @@
-"""Memory that CUDA kernels allocate for themselves, which no tensor of the program shows.
-
-Each rule names the file of PyTorch that it was read from; tests/cuda_build checks them against PyTorch's CUDA build,
-allocation by allocation.
-"""
+"""Memory that CUDA kernels allocate for themselves, each rule with the file of PyTorch that it was read from;
+tests/cuda_build checks them against PyTorch's CUDA build, allocation by allocation."""
 
 import math
 from collections.abc import Callable
@@ -51,9 +48,7 @@ def _flash(card: Card, args: tuple[Any, ...]) -> list[Step]:
 
 
 def _flash_backward(card: Card, args: tuple[Any, ...]) -> list[Step]:
-    """aten .../transformers/cuda/flash_attn/flash_api.cpp, mha_bwd: fewer key heads get their gradients from those of
-    all heads (dk_expanded, dv_expanded).
-    """
+    """mha_bwd (aten .../flash_attn/flash_api.cpp): fewer key heads get gradients from those of all heads."""
     query, key = args[1], args[2]
     B, H, T, D = query.shape
     # The kernel wants the gradient and the output as (B, T, H, D); padded heads are not laid out so.
@@ -103,8 +98,7 @@ def _efficient_backward(card: Card, args: tuple[Any, ...]) -> list[Step]:
 
 def _sort_bytes(n: int, largest: int, width: int = 8) -> int:
     """Return bytes of cub's radix sort of n pairs of int64 (or int32), for keys up to `largest`: both lists,
-    histograms, a tile's state.
-    """
+    histograms, a tile's state."""
     passes = -(-largest.bit_length() // 8)
     copies = 0 if passes == 1 else 2 * _up(width * n, 256)
     return 255 + 256 + passes * 256 * 8 + copies + -(-n * width // (8 * SORT_TILE)) * 256 * 4
@@ -146,10 +140,8 @@ MAXIMUM = 2  # of embedding_bag's modes
 
 def _summed_by_row(grad: Tensor, n: int, wide: int, vocabulary: int, *, counted: bool, parts: bool) -> list[Step]:
     """Sum the gradients of n tokens, sorted by row, in segments (aten/src/ATen/native/cuda/EmbeddingBackwardKernel.cu).
-
     `wide`: bytes of an index. `counted`: how often each row occurs, by which its gradient is divided. `parts`: rows are
-    summed in parts, in fp32 (in a vocabulary of up to 128 an embedding's are not; seen in 2.13).
-    """
+    summed in parts, in fp32 (in a vocabulary of up to 128 an embedding's are not; seen in 2.13)."""
     segments = min(n, vocabulary)
     partial = n // 10 + segments
     count, unique = _scan_bytes(n, SUM_TILE), _scan_bytes(n * wide, 8 * UNIQUE_TILE)
@@ -267,9 +259,7 @@ def _lstm_step(card: Card, args: tuple[Any, ...]) -> list[Step]:
 
 
 def _nonzero(card: Card, args: tuple[Any, ...]) -> list[Step]:
-    """Count by all blocks, then by tiles of 640 elements (aten/src/ATen/native/cuda/Nonzero.cu, cub's DeviceReduce and
-    DeviceSelect).
-    """
+    """Count by blocks, then tiles of 640 (aten/src/ATen/native/cuda/Nonzero.cu, DeviceReduce, DeviceSelect)."""
     n = args[0].numel()
     if n == 0:
         return []
@@ -281,11 +271,9 @@ def _nonzero(card: Card, args: tuple[Any, ...]) -> list[Step]:
 
 
 def _index_put(card: Card, args: tuple[Any, ...]) -> list[Step]:
-    """Sort rows by destination where values add up (aten/src/ATen/native/cuda/Indexing.cu).
-
-    Of each index: its range check, unless the op is the backward pass of a checked one; then negative rows are wrapped,
-    and it is multiplied by its stride.
-    """
+    """Sort rows by destination where values add up (aten/src/ATen/native/cuda/Indexing.cu). Of each index: its range
+    check, unless the op is the backward pass of a checked one; then negative rows are wrapped, and it is multiplied by
+    its stride."""
     adds = any(args[3:4]) or torch.are_deterministic_algorithms_enabled()
     indices = [(d, index) for d, index in enumerate(args[1]) if index is not None]
     n = math.prod(torch.broadcast_shapes(*(index.shape for _, index in indices)))
@@ -420,11 +408,9 @@ def _is_readable(t: Tensor) -> bool:
 
 
 def in_kernels(card: Card) -> InKernel:
-    """Return the rules for a card, with cuBLAS's workspaces.
-
-    Until torch 2.14 one lives on for each thread and stream with matmuls, the main thread and autograd's; from 2.15 on
-    it lives for the one matmul (TORCH_CUBLAS_WORKSPACE_CACHE is off by default there).
-    """
+    """Return the rules for a card, with cuBLAS's workspaces. Until torch 2.14 one lives on for each thread and stream
+    with matmuls, the main thread and autograd's; from 2.15 on it lives for the one matmul (TORCH_CUBLAS_WORKSPACE_CACHE
+    is off by default there)."""
     workspace = torch_version().cublas_workspace_bytes(card.capability)
     cached = torch_version() < (2, 15)
 

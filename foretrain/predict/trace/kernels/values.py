@@ -235,9 +235,7 @@ class Values:
 
 
 class Guess(float):
-    """A float that .item() made up: decisions on it are noted, and it is shown as "?". Its arithmetic gives guesses,
-    too.
-    """
+    """A float that .item() made up, and its arithmetic: decisions on it are noted, and it is shown as "?"."""
 
     values: Values
 
@@ -409,9 +407,7 @@ def _writes(func: Any) -> tuple[int | str, ...]:
 
 
 def _is_asked_for(tensor: Tensor) -> bool:
-    """Return whether its value may ever be asked for: not that of a weight or an activation, which would take time to
-    track.
-    """
+    """Return whether its value may be asked for: not a weight's or activation's, as tracking takes time."""
     return tensor.numel() <= SMALL or not tensor.dtype.is_floating_point
 
 
@@ -430,9 +426,7 @@ def _as(dtype: torch.dtype, value: Number) -> Number:
 
 
 def _asking_frame() -> FrameType | None:
-    """Return the innermost frame that is not of the trace: it may be in torch, as an optimizer's or an initializer's
-    loop.
-    """
+    """Return the innermost frame that is not of the trace; it may be in torch, as an optimizer's loop."""
     frame = sys._getframe(1)
     while frame is not None and (_is_in(frame, HERE) or _is_in(frame, f"{TORCH}/_") or _is_dispatch(frame)):
         frame = frame.f_back
@@ -510,9 +504,7 @@ def _stepping(asking: FrameType | None, user: FrameType) -> str:
 
 
 def _takes_most(frame: FrameType, answer: bool) -> bool:
-    """Return whether the other branch does nothing more, so that the one taken is the upper end: that of a
-    guard, say.
-    """
+    """Return whether the other branch, a guard's say, does nothing more: the one taken is the upper end."""
     node = _innermost(frame, ast.If | ast.While | ast.IfExp | ast.Assert, lambda node: node.test)
     if node is None:
         return _is_in(frame, f"{TORCH}/optim/")  # a rate between bounds, which max and min compare
@@ -579,10 +571,8 @@ def patch(patches: Patches, values: Values) -> None:
 
 
 def _redraws(count: int, mean: float, std: float, a: float, b: float) -> list[bool]:
-    """Return True for each time that trunc_normal_ (2.13) more likely than not draws again.
-
-    It draws normally where enough falls inside, else evenly below the peak.
-    """
+    """Return True for each time that trunc_normal_ (2.13) more likely than not draws again. It draws normally where
+    enough falls inside, else evenly below the peak."""
 
     def below(x: float) -> float:
         return (1 + math.erf((x - mean) / std / math.sqrt(2))) / 2

@@ -178,9 +178,7 @@ def _backward_here(
 
 
 def _format(x: Tensor, weight: Tensor) -> torch.memory_format:
-    """Return cudnn_conv_suggest_memory_format: channels last where the input or the weight has it
-    (aten/src/ATen/native/ConvUtils.h).
-    """
+    """Return cudnn_conv_suggest_memory_format: channels last where one has it (ATen/native/ConvUtils.h)."""
     last = CHANNELS_LAST.get(x.dim())
     if last is None or x.dtype == torch.float64:
         return torch.contiguous_format

@@ -43,7 +43,7 @@ TOOLS = {
 # CUDA releases that torch is built for, newest first, and the compute capabilities that have kernels there
 # (github.com/pytorch/pytorch/issues/172352; until torch 2.10 builds for 12.8 had 7.0, too).
 BUILDS = {(13, 0): ((7, 5), (12, 1)), (12, 8): ((7, 5), (12, 1)), (12, 6): ((5, 0), (9, 0))}
-WHEELS = "https://download.pytorch.org/whl"
+
 NOTES = ("no_card", "no_bf16")  # what is not a fault
 LOW_BYTES = 2 * GIB  # of a disk: less holds hardly a checkpoint
 
@@ -149,7 +149,7 @@ def _newest_torch(has: tuple[int, ...] | None, capability: tuple[int, ...] | Non
     """Return the command that installs the newest build which this driver and card run; "" where none does."""
     driven = [each for each in BUILDS if not has or each[0] <= has[0]]
     fits = ["".join(map(str, each)) for each in driven if not capability or _has_kernels(each, capability)]
-    return f"pip install --force-reinstall torch --index-url {WHEELS}/cu{fits[0]}" if fits else ""
+    return f"pip install uv && uv pip install --reinstall torch --torch-backend=cu{fits[0]}" if fits else ""
 
 
 def _compiler(here: Machine, cards: Cards) -> Check:

@@ -23,6 +23,17 @@ def collected_later(*, stays: bool = False) -> Iterator[None]:
             gc.enable()
 
 
+@contextmanager
+def collected_seldom() -> Iterator[None]:
+    """Search for reference cycles seldom within: few of a plan's million objects are in one."""
+    before = gc.get_threshold()
+    gc.set_threshold(50_000, 20, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
 class TreeSample(NamedTuple):
     pids: tuple[int, ...]
     cpu_s: float

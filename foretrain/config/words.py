@@ -20,6 +20,10 @@ class NotPlanned(Exception):
     """A value that a trainer knows, and that foretrain does not plan; its text is what is planned instead."""
 
 
+def names_in(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
 def flag(value: Any) -> bool | None:
     if isinstance(value, bool) or value in (0, 1):
         return bool(value)

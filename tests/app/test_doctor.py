@@ -80,7 +80,7 @@ def test_a_machine_with_everything_misses_nothing(machine: Machine) -> None:
     assert checks.keys() >= {"program", "compiler", "memory", "disk", "cache", "extra"}
 
 
-TORCH = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/"
+TORCH = "pip install uv && uv pip install --reinstall torch --torch-backend="
 CASES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "no torch": (
         {"version": lambda name: "" if name == "torch" else "1", "torch_cuda": tuple},

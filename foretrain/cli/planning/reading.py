@@ -1,6 +1,5 @@
 """What was typed behind `plan` and `advise`: the run that is meant, and which options go with it."""
 
-import gc
 import os
 import shlex
 import sys
@@ -19,6 +18,7 @@ from foretrain.app.plan import Cards
 from foretrain.app.request import PlanRequest, PretrainingRequest, kind_of, request_of
 from foretrain.base.errors import UserError
 from foretrain.base.installation import Later
+from foretrain.base.process_memory import collected_seldom
 from foretrain.base.records import Note
 from foretrain.cli.common import OUT, need_one_of, print_notes, print_said
 from foretrain.cli.planning import exact
@@ -124,7 +124,7 @@ class Copy:
 def print_kept(context: click.Context, words: list[str], answer: Callable[[PlanRequest], None]) -> None:
     """Print what `answer` prints of what is asked, and keep it for `main`, which repeats it at once."""
     began_ns = time.time_ns()
-    gc.set_threshold(50_000, 20, 100)  # of a million objects few are in cycles, whose search took a tenth
+    context.with_resource(collected_seldom())
     with redirect_stderr(Copy(sys.stderr)) as said:  # type: ignore[type-var]
         request = read(context, words)
     elsewhere = any(name.endswith("ALLOC_CONF") for name in os.environ) or OUT.file is not sys.stdout or "-" in words

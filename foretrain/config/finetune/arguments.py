@@ -3,6 +3,7 @@
 from typing import Any
 
 from foretrain.config.finetune.options import FineTune
+from foretrain.config.words import names_in
 
 ALL_LINEAR = ("all-linear", "all")
 
@@ -44,10 +45,6 @@ def adapter_arguments(tune: FineTune) -> dict[str, Any]:
         "modules_to_save": saved or None,
         "use_dora": tune.method == "dora",
     }
-
-
-def names_in(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def four_bit_arguments(tune: FineTune) -> dict[str, Any]:

@@ -5,10 +5,10 @@ import difflib
 
 from foretrain.base.errors import UserError
 from foretrain.base.records import Note
-from foretrain.config.finetune.arguments import names_in
 from foretrain.config.finetune.options import FineTune
 from foretrain.config.hub.facts import ModelFacts
 from foretrain.config.hub.parameters import parameters_of
+from foretrain.config.words import names_in
 
 MOST_NAMED = 8
 

@@ -220,10 +220,13 @@ def test_the_command_line() -> None:
     assert "One RTX 3090 would do" in shown.stdout
     assert "foretrain plan gpt2-124m" in shown.stdout
     assert len(shown.stdout.splitlines()) <= view.LINES + 4
-    for wrong in (["--exact"], ["--trainer", "nanogpt"], ["--goal", "quality"]):
+    for wrong in (["--exact"], ["--trainer", "nanogpt"], ["--goal", "tokens"]):
         refused = foretrain(*words, *wrong)
         assert refused.returncode == 2, wrong
         assert len(refused.stderr.splitlines()) <= 3
+    lower = foretrain(*words, "--goal", "quality", "--json")
+    assert lower.returncode == 0, lower.stderr
+    assert json.loads(lower.stdout)["goal"] == "quality"
     alone = foretrain("advise", "gpt2-124m", "--link", "nvlink")
     assert alone.returncode == 2
     tuned = foretrain("advise", "qwen3-8b", "--method", "lora", "--gpus", "2 x RTX 4090")

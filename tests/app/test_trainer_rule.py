@@ -70,7 +70,7 @@ def test_the_plan_shows_the_step_that_is_meant_first() -> None:
     assert (nanos.verdict, ours.verdict) == ("does_not_fit", "fits")
     assert nanos.timing == nanos.nanogpt_timing != nanos.foretrain_timing
     first = plan_view.document(nanos).sections[0].blocks[0]
-    assert first.message.values["step"].id == "step.nanogpt"  # type: ignore[union-attr]
+    assert first.message.values["step"].values["step"].id == "step.nanogpt"  # type: ignore[union-attr]
 
 
 def test_the_best_of_several_cards_is_of_the_same_step() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from foretrain.advice.outlook import predicted
+from foretrain.advice.outlook import predict_frontier
 from foretrain.base.errors import UserError
 from foretrain.base.quantities import parse_bytes, parse_limit
 from foretrain.config.families import FAMILIES
@@ -346,7 +346,7 @@ def test_what_is_not_known_of_a_family_is_said(monkeypatch: pytest.MonkeyPatch) 
 def test_the_frontiers_own_point_is_the_plan(words: tuple[str, ...]) -> None:
     made = plan(resolve(["gpt2-30m", *words]).config, find("4070"))
     for step in ("foretrain", "nanogpt"):
-        found, timing = predicted(made, step), made.timing_of(step)
+        found, timing = predict_frontier(made, step), made.timing_of(step)
         assert found is not None
         assert [point.tokens_per_s for point in found.points if point.given] == [timing.tokens_per_s]
 

@@ -255,7 +255,10 @@ def change_rows(plan: FineTunePlan | InferencePlan, changes: tuple[Advice, ...],
         return [Row(Message("first.label.change"), nearest)]
     labels = [Message("first.label.change"), *[Message("finetune.label.or")] * MOST_CHANGES]
     shown = tuple(zip(labels, fitting[:MOST_CHANGES], range(MOST_CHANGES), strict=False))
-    rows = [Row(label, change_text(plan, each), optional=2 if number else 0) for label, each, number in shown]
+    rows = [
+        Row(label, change_text(plan, each), optional=2 if number else 0, short=change_text(plan, each, brief=True))
+        for label, each, number in shown
+    ]
     rows += [] if asked.quiet else [Row(Message("first.label.next"), command=command_of(plan, fitting[0], asked))]
     notes = _notes(plan, changes)
     if any(each.learns_otherwise for _, each, _ in shown):

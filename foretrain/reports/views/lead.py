@@ -29,7 +29,7 @@ DIES = {"may_not_fit": "may_not_fit_exact", "does_not_fit": "does_not_fit_exact"
 def title(plan: AnyPlan, asked: Asked, timing: Timing | None = None, where: Cell = "") -> Message:
     """`timing`: of the figures, where they are not the plan's own; `where`: in the place of the plan's."""
     sources = sources_of(plan, timing)
-    if asked.speed:
+    if asked.speed and timing is None:
         sources = Message("first.sources_typed", {"memory": plan.needs.source, "option": asked.speed})
     return Message(
         "first.title", {"name": plan.name, "gpu": where or plan.place, "what": what(plan), "sources": sources}

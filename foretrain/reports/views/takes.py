@@ -63,12 +63,12 @@ def takes_rows(
     if isinstance(plan, FineTunePlan):
         values |= {"steps": timing.steps or 0, "more": listed(_rates(plan, timing))}
         ids = ("first.time", "finetune.time_short") if timing.total_s else ("finetune.speed", "finetune.speed_short")
-        said, brief = (Message(id, values) for id in ids)
     else:
         one = one_card(plan)
         count = steps or one.work.steps
         values |= {"steps": count, "more": _work_of_step(plan, count), "batches": one.evaluation_batches}
-        said = brief = Message("first.time_evaluation" if one.config.eval_only else "first.time", values)
+        ids = ("first.time_evaluation",) * 2 if one.config.eval_only else ("first.time", "first.time_short")
+    said, brief = (Message(id, values) for id in ids)
     if marks is None and plan.verdict in REFUSED:
         mark = "if_eager" if plan.verdict == "does_not_run" else "if_fitted"
         marks = mark, mark

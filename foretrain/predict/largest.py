@@ -67,8 +67,8 @@ def largest(made: Forecast, option: str, trace: Callable[[int], Probe] | None = 
             found.append(min(top, max(1, low + int((room - needed(low)) / each))) if each > 0 else found[-1])
         return found[-1]
 
-    now = next(getattr(each, option) for each in vars(run).values() if hasattr(each, option))  # of its config
     granule, most, goes_on = run.ranges[option]
+    now = next((getattr(each, option) for each in (run, *vars(run).values()) if hasattr(each, option)), granule)
     best = search(granule, most // granule) or (search(1, granule - 1) if granule > 1 else 0)
     if best < most < best + granule and tried.fits(most):  # which no granule ends at
         best = most

@@ -36,7 +36,7 @@ MAX_FUNCTION_LINES, MAX_OPTIONS = 60, 181
 # become smaller. The house stands at 330 files, 75,000 lines, 150 tables that ruff leaves alone, and none of the others.
 SIZE = {
     "files": 507,
-    "lines": 94_991,
+    "lines": 94_994,
     "files below 60 lines": 30,
     "files above 600 lines": 0,
     "packages below 4 files": 2,

@@ -1,4 +1,4 @@
-"""batch_size = auto: the micro-batch for a device by the ledger, among divisors of a step's sequences: on a card the
+"""batch_size = auto: the micro-batch for a device by the estimate, among divisors of a step's sequences: on a card the
 largest that fits with its margin, on a CPU the smallest whose step is at most 3% longer than the fastest."""
 
 from typing import Literal

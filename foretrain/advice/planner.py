@@ -1,5 +1,5 @@
 """Plans of changed runs, each made once, without what advice does not need. Memory does not depend on what other
-programs use, and on the card only by its kind; so one ledger serves many states."""
+programs use, and on the card only by its kind; so one estimate serves many states."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence

@@ -1,2 +1,2 @@
 """Use cases, each once: what the command line, the page and Python programs ask for. Typed in, a record out. Nothing
-here prints: progress is told to callbacks, and what is wrong is a UserError."""
+here prints: callbacks get the progress, and what is wrong is a UserError."""

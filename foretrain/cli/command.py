@@ -150,11 +150,8 @@ def option(
     kind = type or (str if settings.get("default") is None else settings["default"].__class__)
     if spelling == "--gpu":
         settings["shell_complete"] = lambda ctx, param, incomplete: completion.cards(incomplete)
-    words_of_click, declared = (
-        filter(None, (spelling, name)),
-        _settings(_kind(kind, low, high), help, metavar, settings),
-    )
-    return click.option(*words_of_click, cls=Option, **declared)
+    declared = _settings(_kind(kind, low, high), help, metavar, settings)
+    return click.option(*filter(None, (spelling, name)), cls=Option, **declared)
 
 
 def flag(spelling: str, help: str, *, name: str = "", group: str = "") -> Declaration:

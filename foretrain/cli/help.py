@@ -120,7 +120,7 @@ def _parts(command: Any, ctx: click.Context, say: Say, whole: bool) -> Iterator[
 
 
 def _rows(command: Any, ctx: click.Context, say: Say, short: bool) -> dict[str, list[tuple[str, RenderableType]]]:
-    """Return what stands below each heading: names, and what is said of them."""
+    """Return what stands below each heading: names and their help."""
     found: dict[str, list[tuple[str, RenderableType]]] = {}
     for param in command.get_params(ctx):
         group, name = "arguments", param.human_readable_name

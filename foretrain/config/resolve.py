@@ -16,7 +16,7 @@ from foretrain.base.errors import ConfigError, UserError
 from foretrain.config import nanogpt_file, weights_file
 from foretrain.config.checks import Setting, bad_value, check, odd_schedule, value_as_written
 from foretrain.config.families import FAMILIES
-from foretrain.config.finetune.yaml_file import table_of
+from foretrain.config.finetune.yaml_file import TABLES, table_of
 from foretrain.config.microbatches import BATCH, SWITCH, TOTAL, accumulation_for_total, last_word, layer_of, says_auto
 from foretrain.config.nanogpt_file import Neighbour
 from foretrain.config.option import GROUPS, Option
@@ -26,7 +26,7 @@ from foretrain.config.words import Vocabulary, Word
 
 Trainer = Literal["foretrain", "nanogpt"]
 STDIN = "stdin"
-TABLES = (".yaml", ".yml", ".json")
+SIZES = {"n_layer", "n_head", "n_embd"}  # of a model, as nanoGPT names them
 NANOGPTS = (".py", *TABLES)  # endings of files with nanoGPT's keys
 # What train.py has when it runs a config; device and dtype are decided by the card.
 NANOGPT_DEFAULTS = {
@@ -42,6 +42,7 @@ _OTHER_MODEL = re.compile(
 )
 LEFT_OUT = set(named(lambda option: option.inert or option.label))  # what nanoGPT's file computes of these
 ALIASES = {alias: name for name, option in OPTIONS.items() for alias in option.aliases}
+KNOWN = {*OPTIONS, *ALIASES}
 WORDS = Vocabulary(OPTIONS)
 _WEIGHTS = (".gguf", ".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".onnx")  # files of weights, by their names
 # nanochat's dials describe what several versions of its model make of them: they are explained instead of mapped.
@@ -241,7 +242,7 @@ def _read(path: Path, found: _Collected, word: str) -> str | None:
 
 
 def _add_nanogpt(text: str, path: str, found: _Collected, neighbour: Neighbour = lambda name: None) -> None:
-    parsed = nanogpt_file.parse(text, path, set(OPTIONS) | set(ALIASES), LEFT_OUT, NANOGPT_DEFAULTS, neighbour)
+    parsed = nanogpt_file.parse(text, path, KNOWN, LEFT_OUT, NANOGPT_DEFAULTS, neighbour)
     _add_parsed(parsed, path, found)
 
 
@@ -256,7 +257,7 @@ def _add_table(text: str, path: str, found: _Collected) -> None:
     for key, value in _leaves(table):
         if values.setdefault(key, value) != value:
             parsed.problems.append(UserError("config.finetune_twice", path=path, key=key[:60]))
-        elif key in {*OPTIONS, *ALIASES} and not isinstance(value, bool | int | float | str | None):
+        elif key in KNOWN and not isinstance(value, bool | int | float | str | None):
             parsed.problems.append(UserError("config.not_data", source=path, what=f"{key} = {value}"[:60], key=key))
         elif value is not None:
             number = nanogpt_file.parse_expression(value) if isinstance(value, str) else value  # YAML's 1e-3 is text
@@ -276,8 +277,10 @@ def is_nanogpt_table(path: Path) -> bool:
     """Return whether a file is YAML or JSON with the sizes of a model under nanoGPT's names."""
     try:
         text = bounded.read_bytes(path, nanogpt_file.MAX_BYTES).decode("utf-8-sig") if path.suffix in TABLES else ""
-        keys = dict(_leaves(table_of(text, str(path)))).keys() if text else set()
-        return {"n_layer", "n_head", "n_embd"} <= keys and "model_type" not in keys  # which transformers' GPT-2 has
+        if not all(name in text for name in SIZES):  # of most trainers' files, which then need not be parsed
+            return False
+        keys = dict(_leaves(table_of(text, str(path)))).keys()
+        return keys >= SIZES and "model_type" not in keys  # which transformers' GPT-2 has
     except (OSError, ValueError, UserError):
         return False
 

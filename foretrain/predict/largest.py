@@ -8,6 +8,7 @@ from typing import Literal
 
 from foretrain.base.errors import UserError
 from foretrain.base.records import Record
+from foretrain.base.units import GIB
 from foretrain.hardware.catalogue import Gpu
 from foretrain.hardware.cluster import cluster_of
 from foretrain.predict.forecast import Forecast, Placement, Probe, forecast
@@ -95,7 +96,6 @@ class _Tried:
         return self.probes[value].needed_expected_bytes
 
 
-GIB = 1 << 30
 TRIED, SHOWN = 2, 4  # cards of a size that decide whether it fits there, and that are shown
 
 

@@ -1,4 +1,4 @@
-"""The ledger: a run's memory in each phase, by component, each with its formula; reserved memory by replay.
+"""The estimate: a run's memory in each phase, by component, each with its formula; reserved memory by replay.
 max-autotune, memory budgets and what padded matmuls keep are not modelled. No torch."""
 
 import math

@@ -192,7 +192,7 @@ class ClusterPlan(PlanRecord):
 
 
 def share(plan: Plan, cluster: Cluster, given: Collection[str] = ()) -> ClusterPlan:
-    """Share the plan of one card's run; the quickest that fits and that `given` leaves is meant. Raises UserError."""
+    """Share the plan of one card's run; the fastest that fits and that `given` leaves is meant. Raises UserError."""
     micro_batches = config_of_rank(plan.config, cluster.world).gradient_accumulation_steps
     known = sharings(cluster, micro_batches)
     meant = [sharing for sharing in known if _is_meant(plan.config, given, sharing, micro_batches)]

@@ -1,4 +1,4 @@
-"""Scaling laws, published: L(N, D) = E + A / N^α + B / D^β, N all parameters, D tokens seen, L nats a token.
+"""Scaling laws, published: L(N, D) = E + A / N^α + B / D^β, N all parameters, D tokens seen, L nats per token.
 
 hoffmann: Hoffmann et al. 2022 (Chinchilla), arXiv:2203.15556, approach 3, with the digits of its TeX source (α 0.3392,
 β 0.2849), which matter. besiroglu: Besiroglu et al. 2024, arXiv:2404.10102, the same runs fitted again, as the first

@@ -30,7 +30,7 @@ from foretrain.config.finetune.options import (
 from foretrain.config.finetune.table import FileSettings, Table
 from foretrain.config.finetune.together import idle_note, whole
 from foretrain.config.finetune.words import COSTS, parse_words
-from foretrain.config.finetune.yaml_file import notebook_code, read_text_of, table_of
+from foretrain.config.finetune.yaml_file import TABLES, notebook_code, read_text_of, table_of
 from foretrain.config.hub.facts import ModelFacts, ModelSource
 from foretrain.config.hub.parameters import parameters_of
 from foretrain.config.hub.source import (
@@ -55,7 +55,7 @@ TELLING = 2  # keys that no other trainer has
 SCRIPTS = (".py", ".ipynb")
 # A pattern of names that takes no long time: no part that is repeated as a whole, and few repeated characters.
 _PATTERN = re.compile(r"(?=.{2,200}$)(?!.*\)[*+{])(?!(?:.*[*+{]){5})[\w.|()\[\]\\?*+^$:-]+")
-_SUFFIXES = (".yaml", ".yml", ".json", *SCRIPTS)
+_SUFFIXES = (*TABLES, *SCRIPTS)
 
 
 class FineTuneReading(Record):
@@ -334,7 +334,7 @@ def read_pasted(text: str, name: str) -> Pasted:
     """What a pasted text says; `name` is that of its file, which decides whether it is a script. Raises UserError."""
     if name.endswith(".ipynb"):
         text = notebook_code(text, name)
-    script = name.endswith(SCRIPTS) or (not name.endswith((".yaml", ".yml", ".json")) and bool(_SCRIPT.search(text)))
+    script = name.endswith(SCRIPTS) or (not name.endswith(TABLES) and bool(_SCRIPT.search(text)))
     keys = table_of(text, name) if not script and text.lstrip().startswith("{") else {}
     if "peft_type" in keys and "model_type" not in keys:
         return _of_adapter(keys, name)
@@ -371,7 +371,6 @@ def shortened(source: ModelSource) -> str:
 
 
 GPT_SUFFIXES = (".toml", ".py")  # of configs to pretrain with
-TRAINER_SUFFIXES = (".yaml", ".yml", ".json")
 SPELLINGS = {alias for option in OPTIONS.values() for alias in option.aliases}
 
 
@@ -394,7 +393,7 @@ def is_asked(words: Sequence[str] | None) -> bool:
         return True
     if is_repository(first) and path.suffix not in GPT_SUFFIXES:
         return True
-    return not path.exists() and (path.suffix in TRAINER_SUFFIXES or bool(_deciding(words or [])))
+    return not path.exists() and (path.suffix in TABLES or bool(_deciding(words or [])))
 
 
 def how_chosen(words: Sequence[str] | None) -> tuple[Note, ...]:

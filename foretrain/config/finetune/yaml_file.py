@@ -10,6 +10,7 @@ from foretrain.base.errors import UserError
 from foretrain.base.files import read_bytes
 from foretrain.config.checks import value_as_written
 
+TABLES = (".yaml", ".yml", ".json")  # endings of the files
 MAX_BYTES = 2**18  # the longest recipes have some ten kilobytes
 _PLAIN_TAGS = tuple(f"tag:yaml.org,2002:{each}" for each in ("str", "int", "float", "bool", "null", "seq", "map"))
 MAX_NOTEBOOK_BYTES = 2**24  # with its outputs

@@ -1,4 +1,4 @@
-"""A run as the ledger sees it: three steps of at most three micro-batches in their real order, as in
+"""A run as the estimate sees it: three steps of at most three micro-batches in their real order, as in
 predict/trace/drive.py, since what the allocator reserves settles there; on a CPU fewer. No torch."""
 
 from typing import Any

@@ -223,6 +223,10 @@ class FineTune(Record):
         False, "join samples, so that each sequence is full and none is padded", group="batch",
         aliases=("sample_packing",), basic=10, affects=EVERYTHING,
     )
+    row_tokens: int = _option(
+        0, "tokens of a usual sequence, padding included, for the time; 0: seq_len, which is of the longest",
+        group="batch", least=0, most=16_777_216, unit="tokens",
+    )
     padded: bool = _option(
         False, "plan for batches with padding, whose mask rules out flash attention in sdpa", group="batch",
         affects=EVERYTHING,
@@ -418,6 +422,17 @@ class FineTune(Record):
         return (1, rows * self.seq_len) if self.joined else (rows, self.seq_len)
 
     @property
+    def usual(self) -> "FineTune":
+        """The same with sequences of the usual length. Memory depends on the longest ones, time on these."""
+        length = min(self.row_tokens, self.seq_len)
+        return self.model_copy(update={"seq_len": length, "row_tokens": 0}) if length else self
+
+    @property
+    def fills_rows(self) -> bool:
+        """Whether each sequence of the counted steps is planned at full length, though samples may be shorter."""
+        return self.max_steps > 0 and not (self.packing or self.row_tokens or self.generates)
+
+    @property
     def offloads(self) -> bool:
         """Whether checkpoints go to the host: unsloth does so for sequences of 512 tokens or more."""
         return self.unsloth and self.gradient_checkpointing and self.offload_checkpoints and self.seq_len >= 512
@@ -432,7 +447,8 @@ class FineTune(Record):
     @property
     def steps(self) -> int | None:
         """Optimizer steps of the run; None where neither they nor the tokens of the data are known."""
-        return self.max_steps or math.ceil(self.dataset_tokens * self.epochs / self.tokens_per_step) or None
+        tokens = self.dataset_tokens * self.epochs
+        return self.max_steps or math.ceil(tokens / self.usual.tokens_per_step) or None
 
 
 WRAPPED = ("trainer", "trl", "axolotl", "llama-factory")  # loops that wrap the model in DDP on several cards

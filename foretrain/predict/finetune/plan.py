@@ -211,7 +211,8 @@ def timed(plan: FineTunePlan, step_s: float, prices: Prices = PRICES) -> FineTun
 
 
 def work_of(source: ModelSource, tune: FineTune, gpu: Gpu, room: int | None) -> StepWork | TracedWork:
-    """Return what a step runs; `room`: of its `Answer`, whose trace is kept. Raises UserError as that does."""
+    """Return what a usual step runs; `room`: of its `Answer`, whose trace is kept. Raises UserError as that does."""
+    tune = tune.usual
     if source.facts is not None:
         return StepWork(source.facts, tune, gpu)
     found = trace_alone(source, tune, gpu, room)
@@ -302,9 +303,11 @@ def _amp(tune: FineTune, gpu: Gpu) -> str:
     """Of QLoRA that of peft's and TRL's recipes: without autocast all that is not in 4 bits is fp32, which is slow and
     large; of unsloth its trainer's; of ZeRO what DeepSpeed makes all weights. Everything else computes in the dtype of
     its weights."""
+    half = "bf16" if gpu.supports_bf16 else "fp16"
+    if tune.amp == "bf16" and tune.unsloth:  # which refuses bfloat16 on a card that emulates it, and takes fp16 itself
+        return half
     if tune.amp != "auto":
         return tune.amp
-    half = "bf16" if gpu.supports_bf16 else "fp16"
     return half if (tune.quantized or tune.unsloth or tune.zero_stage) and gpu.kind == "cuda" else "no"
 
 
@@ -317,6 +320,8 @@ def notes_of(source: ModelSource, tune: FineTune, gpu: Gpu, others_bytes: int, a
 
     if not others_bytes:
         note("others_unknown")
+    if tune.fills_rows:
+        note("finetune_rows", seq_len=tune.seq_len)
     if facts is None or ledger is None:
         model = str(source.config.get("model_type"))[:40]
         dequantized = quantization_of(source.config)

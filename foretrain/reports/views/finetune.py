@@ -66,6 +66,7 @@ def batch_rows(plan: FineTunePlan) -> list[Row]:
     if t.world > 1:
         id, values = "finetune.batch_cards", values | {"world": t.world}
     rows = [Row(Message("first.label.batch"), Message(id, values))]
+    rows += [Row(Message("first.label.note"), Message("finetune.full_rows"))] if t.fills_rows else []
     if plan.facts and t.seq_len > plan.facts.max_positions:
         beyond = {"seq_len": t.seq_len, "most": plan.facts.max_positions}
         rows.append(Row(Message("first.label.note"), Message("finetune.beyond_trained", beyond)))

@@ -72,6 +72,8 @@ def takes_rows(
     if marks is None and plan.verdict in REFUSED:
         mark = "if_eager" if plan.verdict == "does_not_run" else "if_fitted"
         marks = mark, mark
+    elif marks is None and isinstance(plan, FineTunePlan) and plan.tune.fills_rows:
+        marks = "at_most", "at_most"
     prices = timing.prices if isinstance(plan, FineTunePlan) else plan.config
     cost = cost_of(prices, timing, plan.gpu, cards_of(plan))
     if marks is not None:

@@ -8,8 +8,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from foretrain.config.finetune.options import FineTune
-from foretrain.config.hub.source import facts_of
+from foretrain.config.hub.source import facts_of, find_source
 from foretrain.hardware.catalogue import find_gpu
+from foretrain.predict.finetune.plan import FineTunePlan, plan
 from foretrain.predict.finetune.time import LAUNCHES, StepWork, timing
 from foretrain.predict.speed.ops import flops
 from foretrain.predict.timing import PRICES
@@ -146,3 +147,23 @@ def test_tensors_without_elements_are_no_kernels() -> None:
     assert facts is not None
     tune = FineTune.model_validate({"batch_size": 2, "seq_len": 64, "dtype": "float32", "amp": "bf16"})
     assert timing(StepWork(facts, tune, find_gpu("RTX 4090")), PRICES) is not None
+
+
+def planned(tune: FineTune, card: str = "RTX 4070") -> FineTunePlan:
+    return plan(find_source("qwen3-0.6b"), tune, find_gpu(card))
+
+
+def test_rows_of_a_usual_length_change_the_time_and_no_memory() -> None:
+    whole, usual, short = (
+        planned(FineTune(method="qlora", max_steps=60, seq_len=length, row_tokens=row_tokens))
+        for length, row_tokens in ((1024, 0), (1024, 256), (256, 0))
+    )
+    assert usual.memory == whole.memory
+    assert usual.timing == short.timing
+    noted = [any(note.id == "finetune_rows" for note in made.notes) for made in (whole, usual)]
+    assert noted == [True, False]
+
+
+def test_unsloth_computes_in_what_the_card_has() -> None:
+    asked = FineTune(method="qlora", loop="unsloth", amp="bf16")
+    assert [planned(asked, card).tune.amp for card in ("T4", "L4")] == ["fp16", "bf16"]

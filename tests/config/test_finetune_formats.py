@@ -292,7 +292,7 @@ def test_unsloth_sections(file: Any) -> None:
     f = finetune(found)
     assert (found.format, found.model, f.loop) == ("unsloth", "unsloth/Llama-3.2-1B-Instruct", "unsloth")
     assert (f.method, f.lora_r, f.seq_len, f.batch_size, f.grad_accum) == ("dora", 32, 4096, 1, 4)
-    assert (f.gradient_checkpointing, f.packing, f.amp) == (True, True, "bf16")
+    assert (f.gradient_checkpointing, f.packing, f.amp) == (True, True, "auto")
     assert (f.unsloth, f.offload_checkpoints) == (True, True)
     assert not found.unknown
     assert not found.unplanned

@@ -9,6 +9,7 @@ from foretrain.predict.abstract import tensors as m
 from foretrain.predict.abstract.autograd import Grads, record, wants
 from foretrain.predict.abstract.dims import Dim
 from foretrain.predict.abstract.tensors import Tensor, allocate, bool_, float32, make, note_kernel, take_temporary
+from foretrain.predict.abstract.views import expand, reshape, unsqueeze
 
 HERE = "activations.attention"
 
@@ -21,7 +22,14 @@ def attend(q: Tensor, k: Tensor, v: Tensor, dropout: float, mask: Tensor | None 
         return _math(q, k, v, dropout)
     if mask is not None and kind == "flash" and m.machine().cuda:
         kind = "efficient"
+    if kind == "efficient" and int(k.shape[1]) != int(q.shape[1]):  # xformers: keys are repeated for each head
+        k, v = (_repeated(x, q.shape[1]) for x in (k, v))
     return _fused(kind, q, k, v, dropout, mask)
+
+
+def _repeated(x: Tensor, heads: int) -> Tensor:
+    B, K, T, D = x.shape
+    return reshape(expand(unsqueeze(x, 2), B, K, int(heads) // int(K), T, D), B, heads, T, D)
 
 
 def _place() -> str | None:

@@ -359,6 +359,9 @@ def attention_kernel(facts: ModelFacts, tune: FineTune, gpu: Gpu, learns: bool) 
         return "flash"
     if gpu.kind != "cuda":  # sdp_utils_cpp.cpp: without dropout, and with any mask
         return "math" if learns and facts.attention_dropout else "flash"
+    own = facts.unsloth_functions(tune.dtype, adapters=tune.adapters) if tune.unsloth else None
+    if own and own.blocks and gpu.capability < AMPERE:  # utils/attention_dispatch.py: xformers, whose notebooks have it
+        return "efficient"
     # Without autocast all that is not in 4 bits is fp32, and so is what it makes.
     wide = widens(tune) and tune.loop != "axolotl"
     half = {"bf16": "bfloat16", "fp16": "float16"}.get(tune.amp, "float32" if wide else tune.dtype)

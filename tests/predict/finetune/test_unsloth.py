@@ -191,6 +191,15 @@ def test_its_loop_has_its_functions() -> None:
     assert by_loop.tune.unsloth
 
 
+def test_xformers_keeps_no_scores_on_a_card_before_flash_attention() -> None:
+    asked = FineTune(method="qlora", unsloth=True, gradient_checkpointing=True, batch_size=2)
+    needs = [
+        plan(find_source("llama-3.1-8b"), asked.model_copy(update={"seq_len": length}), find_gpu("T4")).needed_bytes
+        for length in (1024, 2048, 4096)
+    ]
+    assert needs[2] - needs[1] < 2.2 * (needs[1] - needs[0])  # with scores of T x T it is four times as much
+
+
 def test_of_another_family_the_plan_says_that_it_is_without() -> None:
     without, asked = (a_plan("smollm3-3b", method="lora", amp="bf16", unsloth=given) for given in (False, True))
     assert asked.memory == without.memory

@@ -70,7 +70,9 @@ class Unsloth(NamedTuple):
     loss: bool = True
 
 
-# Gemma 2 has them, too, but compiles its attention, for which there is no stand-in.
+# Transformers' blocks, compiled, and a loss in chunks for every model that generates (unsloth_zoo compiler.py,
+# apply_fused_lm_head). Gemma 2 has functions, too, but compiles its attention, for which there is no stand-in.
+COMPILED = Unsloth(blocks=False, lora=())
 UNSLOTH_FAMILIES: dict[str, Unsloth] = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), Unsloth()), "gemma": Unsloth(in_place=False),
 }  # fmt: skip
@@ -80,12 +82,10 @@ LEAST_OFFLOADED_BYTES = 2 << 20  # of a block's input (gradient_checkpointing.py
 FIRST_TABLE, MORE_ROWS = 4 * 8192, 8192  # of rotary positions (LlamaRotaryEmbedding)
 
 
-def unsloth_of(model_type: str, dtype: str, *, adapters: bool) -> Unsloth | None:
+def unsloth_of(model_type: str, dtype: str, *, adapters: bool) -> Unsloth:
     """Return the functions of a family with weights in this dtype. Those of layers with adapters take 16 bits alone."""
-    found = UNSLOTH_FAMILIES.get(model_type)
-    if found is not None and not adapters:
-        return Unsloth(blocks=False, lora=())
-    return found._replace(lora=()) if found is not None and dtype == "float32" else found
+    found = UNSLOTH_FAMILIES.get(model_type, COMPILED) if adapters else COMPILED
+    return found._replace(lora=()) if dtype == "float32" else found
 
 
 def table_rows(max_positions: int, seq_len: int) -> int:
@@ -237,7 +237,7 @@ class ModelFacts(Record):
     def liger_kernels(self, loop: str) -> Liger | None:
         return liger_of(self.model_type, loop)
 
-    def unsloth_functions(self, dtype: str, *, adapters: bool) -> Unsloth | None:
+    def unsloth_functions(self, dtype: str, *, adapters: bool) -> Unsloth:
         return unsloth_of(self.model_type, dtype, adapters=adapters)
 
 

@@ -360,7 +360,7 @@ def attention_kernel(facts: ModelFacts, tune: FineTune, gpu: Gpu, learns: bool) 
     if gpu.kind != "cuda":  # sdp_utils_cpp.cpp: without dropout, and with any mask
         return "math" if learns and facts.attention_dropout else "flash"
     own = facts.unsloth_functions(tune.dtype, adapters=tune.adapters) if tune.unsloth else None
-    if own and own.blocks and gpu.capability < AMPERE:  # utils/attention_dispatch.py: xformers, whose notebooks have it
+    if own is not None and own.blocks and gpu.capability < AMPERE:  # utils/attention_dispatch.py: xformers, whose notebooks have it
         return "efficient"
     # Without autocast all that is not in 4 bits is fp32, and so is what it makes.
     wide = widens(tune) and tune.loop != "axolotl"
@@ -440,8 +440,6 @@ class Places:
 def notes(facts: ModelFacts, tune: FineTune) -> list[Note]:
     """Which of unsloth's functions the figures are with, by stand-ins."""
     own = facts.unsloth_functions(tune.dtype, adapters=tune.adapters)
-    if own is None:
-        return [Note(id="finetune_unsloth_none", values={"version": UNSLOTH_VERSION, "what": facts.model_type})]
     adapted = adapted_roles(facts, tune)
     biased = {"qkv": facts.qkv_bias, "out": facts.out_bias, "mlp": facts.mlp_bias}
     groups = tuple(
@@ -449,8 +447,8 @@ def notes(facts: ModelFacts, tune: FineTune) -> list[Note]:
     )
     functions = ", ".join(functions_of(own, facts.model_type, groups))
     found = [Note(id="finetune_unsloth", values={"version": UNSLOTH_VERSION, "functions": functions})]
-    if not tune.adapters:
-        found.append(Note(id="finetune_unsloth_full", values={}))
+    if not own.blocks:
+        found.append(Note(id="finetune_unsloth_compiled", values={"model": facts.model_type}))
     elif len(groups) < len(ROLES):
         found.append(Note(id="finetune_unsloth_peft", values={}))
     return [*found, *([Note(id="finetune_unsloth_host", values={})] if tune.offloads else [])]

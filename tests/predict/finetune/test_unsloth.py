@@ -25,7 +25,7 @@ import transformers
 import foretrain as library
 from tests.kit import finetune_traces as estimates
 from tests.kit import unsloth
-from tests.kit.finetune import planned
+from tests.kit.finetune import planned, small
 from tests.kit.trainers import assert_forecast_of, explained, learned, trainer_of
 
 # peft asks for names that transformers 5.23 calls old.
@@ -179,7 +179,7 @@ def test_a_plan_names_the_functions_that_it_is_with() -> None:
     assert "finetune_unsloth_peft" in biased
     full = noted(a_plan(method="full"))
     assert full["finetune_unsloth"]["functions"] == "fused_linear_cross_entropy"
-    assert "finetune_unsloth_full" in full
+    assert "finetune_unsloth_compiled" in full
     assert "finetune_unsloth_host" not in full
     host = a_plan(method="lora", gradient_checkpointing=True, offload_checkpoints=True)
     assert "finetune_unsloth_host" in noted(host)
@@ -200,10 +200,18 @@ def test_xformers_keeps_no_scores_on_a_card_before_flash_attention() -> None:
     assert needs[2] - needs[1] < 2.2 * (needs[1] - needs[0])  # with scores of T x T it is four times as much
 
 
-def test_of_another_family_the_plan_says_that_it_is_without() -> None:
+def test_of_another_family_only_the_loss_is_unsloths() -> None:
     without, asked = (a_plan("smollm3-3b", method="lora", amp="bf16", unsloth=given) for given in (False, True))
-    assert asked.memory == without.memory
-    assert noted(asked)["finetune_unsloth_none"]["what"] == "smollm3"
+    logits_bytes = 8 * 1024 * 128_256 * 4
+    assert asked.needed_bytes < without.needed_bytes - logits_bytes
+    assert noted(asked)["finetune_unsloth"]["functions"] == "fused_linear_cross_entropy"
+    assert noted(asked)["finetune_unsloth_compiled"]["model"] == "smollm3"
+
+
+@pytest.mark.parametrize("name", ["smollm3-3b", "gemma-3-1b"])
+def test_another_family_agrees_with_its_trace(name: str) -> None:
+    config = estimates.built_config_of(small(name))
+    estimates.agree_in_all_phases(config, method="lora", amp="bf16", unsloth=True)
 
 
 def test_qlora_leaves_what_is_not_in_4_bits_as_it_is() -> None:

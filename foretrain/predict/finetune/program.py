@@ -360,7 +360,7 @@ def attention_kernel(facts: ModelFacts, tune: FineTune, gpu: Gpu, learns: bool) 
     if gpu.kind != "cuda":  # sdp_utils_cpp.cpp: without dropout, and with any mask
         return "math" if learns and facts.attention_dropout else "flash"
     own = facts.unsloth_functions(tune.dtype, adapters=tune.adapters) if tune.unsloth else None
-    if own is not None and own.blocks and gpu.capability < AMPERE:  # utils/attention_dispatch.py: xformers, whose notebooks have it
+    if own is not None and own.blocks and gpu.capability < AMPERE:  # xformers (utils/attention_dispatch.py)
         return "efficient"
     # Without autocast all that is not in 4 bits is fp32, and so is what it makes.
     wide = widens(tune) and tune.loop != "axolotl"

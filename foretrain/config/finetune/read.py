@@ -117,9 +117,7 @@ def read_finetune(
             double = bool(model.config["quantization_config"].get("bnb_4bit_use_double_quant"))  # type: ignore[attr-defined]
             tune = tune.model_copy(update={"double_quant": double})
         model = unquantized(model)
-    model, tune = _as_copied(
-        model, tune, model.where.removeprefix("hf:") if model.where[:3] == "hf:" else named, origins
-    )
+    model, tune = _as_copied(model, tune, repository_in(model.where) or named, origins)
     read_from = {"unsloth": reading.origins.get("loop", "default")} if tune.unsloth else {}
     return (
         model,

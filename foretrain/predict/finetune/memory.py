@@ -108,8 +108,8 @@ class FineTuneLedger:
         return self.memory.model_copy(update={"phases": phases})
 
 
-# Weights of unsloth's copies that keep layers in 16 bits, over those of plain ones (unsloth.ai/blog/dynamic-4bit): "less
-# than 10%" in general; the most is that of Qwen2-VL-2B, 1.81 over 1.36 GB.
+# Weights of unsloth's copies that keep layers in 16 bits, over those of plain ones (unsloth.ai/blog/dynamic-4bit): less
+# than 10% more in general; the most is that of Qwen2-VL-2B, 1.81 over 1.36 GB.
 KEPT, MOST_KEPT_IN_16 = 0.1, 0.34
 HALF_MORE = 2 - 0.5 - 1 / 64  # bytes that a number in 16 bits has over one in 4 with its scale
 

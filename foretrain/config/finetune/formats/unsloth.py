@@ -36,7 +36,9 @@ def read(table: Table, text: str) -> None:
     table.put("seq_len", "max_seq_length", "max_length")
     table.put("packing", "packing")
     checkpointing(table, "use_gradient_checkpointing")
-    table.put("dtype", "dtype")
+    table.put("dtype", "dtype", "torch_dtype")
+    if table.take("loop") == "own":
+        table.unplanned("loop", "own")
     if "amp" not in found.values:
         found.values["amp"] = "bf16"  # by the card; a card with bfloat16 is planned
     full = table.flag("full_finetuning") or table.word("training_type", "lora") == "full"

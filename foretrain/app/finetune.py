@@ -99,6 +99,8 @@ def traced(
         check_exact(found, "--exact")
     if found.facts is None:
         return found  # it is traced already
+    if found.tune.method == "qlora" and found.facts.kept:
+        raise UserError("usage.finetune_bounded", option="--exact", keys=["llm_int8_skip_modules"])
     try:
         exact = exact_finetune(asked.source, found.tune, found.gpu, found.available_bytes, listen, settings)
     except service.TraceUnavailable as error:

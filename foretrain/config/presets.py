@@ -51,6 +51,20 @@ def _spellings() -> Mapping[str, str]:
 
 
 IN_FOUR_BITS = re.compile(r"(?<=.)(-unsloth)?-bnb-4bit$", re.IGNORECASE)  # ends of names of bitsandbytes' copies
+# Repositories in whose place unsloth loads its copy with some layers in 16 bits, where it loads 4 bits
+# (unslothai/unsloth, models/mapper.py of August 2026).
+_DYNAMIC = re.compile(
+    r"(unsloth|meta-llama|qwen|google|microsoft|mistralai|deepseek-ai)/(qwen3-(0\.6|1\.7|4|8|14)b|qwen3-vl-(?!30)|qwq"
+    r"|qwen2\.5-((0\.5|1\.5|3|7|14)b(-instruct)?$|vl-)|(meta-)?llama-3\.[123]-(?!70b)|llama-3\.3-|gemma-3-"
+    r"|functiongemma|phi-4|mistral-small-24b|mixtral-8x7b|deepseek-r1-distill-(?!llama-70b|qwen-32b)).*",
+    re.IGNORECASE,
+)
+
+
+def keeps_layers(repository: str, *, unsloth: bool) -> bool:
+    """Whether what is loaded in 4 bits keeps some layers in 16, which only its config.json would name."""
+    copy = IN_FOUR_BITS.search(repository)
+    return bool(copy[1]) if copy else unsloth and bool(_DYNAMIC.fullmatch(repository))
 
 
 def model_named(word: str) -> ModelPreset | None:

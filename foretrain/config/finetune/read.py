@@ -31,7 +31,7 @@ from foretrain.config.finetune.table import FileSettings, Table
 from foretrain.config.finetune.together import idle_note, whole
 from foretrain.config.finetune.words import COSTS, parse_words
 from foretrain.config.finetune.yaml_file import TABLES, notebook_code, read_text_of, table_of
-from foretrain.config.hub.facts import ModelFacts, ModelSource
+from foretrain.config.hub.facts import UNNAMED, ModelFacts, ModelSource
 from foretrain.config.hub.parameters import parameters_of
 from foretrain.config.hub.source import (
     FOUR_BITS,
@@ -40,6 +40,7 @@ from foretrain.config.hub.source import (
     facts_of,
     find_source,
     is_repository,
+    keeping,
     model_named,
     names_code,
     preset_source,
@@ -48,7 +49,7 @@ from foretrain.config.hub.source import (
     unquantized,
 )
 from foretrain.config.options import OPTIONS
-from foretrain.config.presets import PRESET_ALIASES, PRESETS
+from foretrain.config.presets import IN_FOUR_BITS, PRESET_ALIASES, PRESETS, keeps_layers
 from foretrain.config.resolve import is_nanogpt_table
 
 TELLING = 2  # keys that no other trainer has
@@ -116,6 +117,7 @@ def read_finetune(
             double = bool(model.config["quantization_config"].get("bnb_4bit_use_double_quant"))  # type: ignore[attr-defined]
             tune = tune.model_copy(update={"double_quant": double})
         model = unquantized(model)
+    model, tune = _as_copied(model, tune, repository_in(model.where) or named, origins)
     read_from = {"unsloth": reading.origins.get("loop", "default")} if tune.unsloth else {}
     return (
         model,
@@ -124,6 +126,23 @@ def read_finetune(
             update={"costs": costs, "origins": {**read_from, **reading.origins}, "notes": (*said, *reading.notes)}
         ),
     )
+
+
+def _as_copied(
+    model: ModelSource, tune: FineTune, named: str, origins: Mapping[str, str]
+) -> tuple[ModelSource, FineTune]:
+    """The run of a preset that is named by its copy in 4 bits, or that unsloth loads such a copy of, as the copy is.
+    Raises UserError for a training that weights in 4 bits cannot have."""
+    if model.facts is None or model.facts.kept or model.facts.quantization:
+        return model, tune
+    copy = bool(IN_FOUR_BITS.search(named))
+    if copy and tune.method != "qlora" and not tune.unsloth:  # unsloth then loads the one in 16 bits
+        raise UserError("usage.four_bit_source", model=named[:100], quantization=FOUR_BITS, method=tune.method)
+    if tune.method == "qlora" and keeps_layers(named, unsloth=tune.unsloth):
+        model = keeping(model, UNNAMED)
+    if copy and "double_quant" not in origins:
+        tune = tune.model_copy(update={"double_quant": True})
+    return model, tune
 
 
 def reading_of(found: FileSettings, model: ModelSource | None, origins: Mapping[str, str] = {}) -> FineTuneReading:

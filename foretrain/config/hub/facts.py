@@ -9,6 +9,8 @@ LIGER_VERSION = "0.8.2"
 BEFORE_THE_MODEL = ("axolotl", "llama-factory")  # loops that patch classes
 WITHOUT = ("torchtune", "unsloth")  # loops with models and kernels of their own
 
+UNNAMED = ("",)  # modules that stay in 16 bits, of which no name is known
+
 Loss = Literal["fused", "cross_entropy", ""]  # head and loss together, the loss alone, transformers' own
 
 
@@ -204,7 +206,7 @@ class ModelFacts(Record):
     dtype: WeightDtype = "float32"  # that the published weights are in
     quantization: str = ""  # how they are already quantized, if so: bitsandbytes, gptq, awq, fp8, mxfp4, ...
     published: str = ""  # and in which format of config/inference.py, where that is known here
-    kept: tuple[str, ...] = ()  # modules that it leaves in 16 bits, as quantization_config names them
+    kept: tuple[str, ...] = ()  # modules that it leaves in 16 bits, as quantization_config names them; UNNAMED: some
     vision: VisionFacts | None = None
     latent: LatentAttention | None = None
     counted: CountedParts | None = None

@@ -123,7 +123,14 @@ def unquantized(source: ModelSource) -> ModelSource:
     if source.facts is None or source.facts.quantization != FOUR_BITS:
         return source
     config = {key: value for key, value in source.config.items() if key != "quantization_config"}
-    return source.model_copy(update={"config": config, "facts": facts_of(config, source.where)})
+    facts = facts_of(config, source.where)
+    return keeping(source.model_copy(update={"config": config, "facts": facts}), source.facts.kept)
+
+
+def keeping(source: ModelSource, kept: tuple[str, ...]) -> ModelSource:
+    """Return the model whose weights in 4 bits leave these modules in 16."""
+    facts = source.facts and source.facts.model_copy(update={"kept": kept})
+    return source.model_copy(update={"facts": facts})
 
 
 def unknown_model(name: str) -> UserError:

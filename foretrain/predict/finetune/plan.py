@@ -11,7 +11,7 @@ from pydantic import NonNegativeInt
 from foretrain.base.errors import UserError
 from foretrain.base.records import Note, Record
 from foretrain.config.finetune.options import Bound, FineTune
-from foretrain.config.hub.facts import LIGER_VERSION, UNKNOWN, WITHOUT, ModelFacts, ModelSource, kernels_of
+from foretrain.config.hub.facts import LIGER_VERSION, UNKNOWN, UNNAMED, WITHOUT, ModelFacts, ModelSource, kernels_of
 from foretrain.config.hub.parameters import parameters_of
 from foretrain.config.hub.source import FOUR_BITS, dtype_of, quantization_of
 from foretrain.hardware.catalogue import Gpu
@@ -362,6 +362,9 @@ def notes_of(source: ModelSource, tune: FineTune, gpu: Gpu, others_bytes: int, a
     found += saved_notes(facts, tune)
     found += _liger_notes(facts, tune) if tune.liger else []
     found += unsloth.notes(facts, tune) if tune.unsloth else []
+    kept, most = ledger.kept_bytes
+    if most:
+        note("four_bits_unnamed" if facts.kept == UNNAMED else "four_bits_kept", kept=kept, most=most)
     return [*found, *four_bit_notes(ledger, tune), *expert_notes(facts, tune)]
 
 

@@ -149,14 +149,14 @@ def _as_published(facts: ModelFacts, weights: str) -> Callable[[Parameter], floa
             return own.embedding if each.role == "embedding" else own.head
         if each.role in ("norm", "position") or each.name.endswith("bias"):
             return 32 if own.quantized and weights not in PUBLISHED else own.other
-        if (weights == "mxfp4" and each.role != "expert") or any(_is_named(each.module, name) for name in kept):
+        if (weights == "mxfp4" and each.role != "expert") or any(is_named(each.module, name) for name in kept):
             return 16
         return own.block
 
     return bits
 
 
-def _is_named(module: str, name: str) -> bool:
+def is_named(module: str, name: str) -> bool:
     """Return whether a config's entry is about a module; entries are names, parts of names, or patterns."""
     module = _BEFORE.sub("", module)
     if name.startswith("re:"):

@@ -36,8 +36,10 @@ def read(table: Table, text: str) -> None:
     table.put("seq_len", "max_seq_length", "max_length")
     table.put("packing", "packing")
     checkpointing(table, "use_gradient_checkpointing")
-    table.put("dtype", "dtype")
+    table.put("dtype", "dtype", "torch_dtype")
     found.values.setdefault("amp", "auto")
+    if table.take("loop") == "own":
+        table.unplanned("loop", "own")
     full = table.flag("full_finetuning") or table.word("training_type", "lora") == "full"
     full = full or not (loads or _ADAPTER & table.keys.keys())
     four_bit = table.flag("load_in_4bit", default=loads) and not full and not table.flag("load_in_16bit")

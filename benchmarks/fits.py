@@ -35,7 +35,7 @@ def cell(model: str, card: str) -> dict[str, Any]:
     found: dict[str, Any] = {"model": model, "card": card, "way": None}
     for way, options in WAYS.items():
         try:
-            plan = foretrain.plan_finetune(model, card, **options)
+            plan = foretrain.plan(model, card, **options)
         except foretrain.UserError as error:  # such as unsloth's functions, which a family does not have
             found.setdefault("refused", {})[way] = error.id
             continue

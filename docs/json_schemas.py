@@ -16,10 +16,8 @@ from tables import ROOT
 
 from foretrain.advice import best, cards, remedies
 from foretrain.advice import record as advice
-from foretrain.analysis import components as explain
-from foretrain.analysis import forecast_check, log_analysis, log_checks, snapshot_analysis
+from foretrain.analysis import explanation, forecast_check, log_analysis, log_checks, snapshot_analysis
 from foretrain.analysis import run as run_explain
-from foretrain.analysis.finetune_memory import FineTuneExplanation
 from foretrain.analysis.live import Top
 from foretrain.app.doctor import Check
 from foretrain.base.records import Note
@@ -119,9 +117,7 @@ OUTPUTS: dict[str, Output] = {
         "plan --gpu A,B", "plans for several cards, and of training the best of them",
         _object("Plans", plans=(list[_any_of(*_PLANS)], ...), best=(cards.Choice | None, None)),
     ),
-    "foretrain.plan/1#explanation": Output(
-        "plan --explain", "why so much", RootModel[_any_of(explain.Explanation, FineTuneExplanation)]
-    ),
+    "foretrain.plan/1#explanation": Output("plan --explain", "why so much", explanation.Explanation),
     "foretrain.plan/1#models": Output("plan --inference", "the models that run on a card", RunnableModels),
     "foretrain.plan/1#smallest-card": Output("plan --smallest-card", "the smallest card on which it fits", SmallestCard),
     "foretrain.plan/1#largest": Output("plan --largest OPTION", "the largest value that fits", Largest),

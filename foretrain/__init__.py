@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 # What makes records that print as the command line does, and draw themselves in a notebook.
-SHOWING = ("Plan", "plan", "plan_cluster", "plan_finetune", "plan_inference", "explain", "compare", "evaluate")
+SHOWING = ("Plan", "plan", "explain", "compare", "evaluate")
 
 
 @cache

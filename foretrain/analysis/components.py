@@ -1,25 +1,20 @@
-"""The memory of a run explained: each component, the peak by tensor name, and what nvidia-smi shows."""
+"""The memory of a phase taken apart: each component, the peak by tensor name, over time, and what nvidia-smi shows."""
 
-import math
 import re
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
-from foretrain.base.records import Note, Record
+from foretrain.base.records import Record
 from foretrain.base.units import MIB
 from foretrain.predict.allocator.replay import replay
 from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.allocator.simulator import Allocator, Block
-from foretrain.predict.estimate.simulated_run import symbols_of
-from foretrain.predict.memory import Context, PhaseMemory, gathered, predict
-from foretrain.predict.plan import Plan
-from foretrain.predict.spec import StepName
+from foretrain.predict.memory import Context, PhaseMemory, gathered
 from foretrain.predict.trace.memory import component_id
 from foretrain.predict.trace.record import Allocation, Trace, role_of
 
 TIMELINE_POINTS = 400
-BECAUSE = {"logits", "activations", "optimizer"}  # components with a sentence of explanation
 
 
 class Sum(Record):
@@ -30,15 +25,16 @@ class Sum(Record):
 
 
 class TensorGroup(Record):
-    """Tensors of one kind that are alive at the peak, of all layers. `where`: '' for a compiled kernel's."""
+    """Tensors of one kind that are alive at a phase's peak, of all layers. `where`: their weights, or the module that
+    made them, '' for a compiled kernel's. `what`: a shape and dtype by a trace, a formula by an estimate."""
 
     component: str
     where: str
-    op: str
-    shape: str
-    dtype: str
+    what: str
     count: int
     size_bytes: int
+    numbers: str = ""
+    op: str = ""
     role: str = "activation"
 
 
@@ -61,53 +57,6 @@ class Point(Record):
     by_component_bytes: dict[str, int]
 
 
-class Explanation(Record):
-    step: StepName
-    compiled: bool
-    source: str
-    phase: PhaseMemory
-    sums: tuple[Sum, ...]
-    tensors: tuple[TensorGroup, ...]
-    lines: tuple[Line, ...]
-    conclusion: str  # id of a text
-    other_mode_bytes: int  # what the other mode (eager or compiled) would allocate, by the estimate
-    timeline: tuple[Point, ...]
-    because: Note | None = None  # why the largest component is so large; a text `explain.because.ID`
-
-
-def explain(
-    plan: Plan,
-    step: StepName,
-    trace: Trace | None = None,
-    *,
-    settings: Settings | None = None,
-    observed_bytes: int | None = None,
-    process_bytes: int | None = None,
-) -> Explanation:
-    """Explain a plan's memory; with a trace by tensors' names and over time. The bytes are nvidia-smi's."""
-    memory = plan.memory_of(step)
-    phase = memory.neediest
-    first = plan.memory[0]
-    source: LineSource = "traced" if first.source == "traced" else "estimated"
-    shown = Shown(phase, first.context, source, plan.used_by_others_bytes)
-    on_card = plan.gpu.kind != "cpu"
-    lines, conclusion = reconcile(shown, observed_bytes, process_bytes) if on_card else ((), "none")
-    symbols = symbols_of(plan.spec(), *_sizes(plan, phase))
-    other = predict(replace(plan.spec(step), compiled=not plan.compiled))
-    return Explanation(
-        step=step, compiled=memory.compiled, source=memory.source, phase=phase, sums=sums(phase, symbols),
-        tensors=tensors(trace, phase.phase, plan.config.n_embd, settings) if trace is not None else (), lines=lines,
-        conclusion=conclusion, other_mode_bytes=other.worst.allocated_bytes,
-        timeline=timeline(trace, settings) if trace is not None else (), because=because(plan, phase),
-    )  # fmt: skip
-
-
-def _sizes(plan: Plan, phase: PhaseMemory) -> tuple[int, int]:
-    c = plan.config
-    evaluation = phase.phase.startswith("evaluate")
-    return (c.eval_batch, c.eval_block) if evaluation else (c.batch_size, c.block_size)
-
-
 def sums(phase: PhaseMemory, symbols: dict[str, int]) -> tuple[Sum, ...]:
     found = []
     for component in phase.components:
@@ -117,28 +66,13 @@ def sums(phase: PhaseMemory, symbols: dict[str, int]) -> tuple[Sum, ...]:
     return tuple(found)
 
 
-def because(plan: Plan, phase: PhaseMemory) -> Note | None:
-    sizes: Counter[str] = Counter()
-    for component in phase.components:
-        sizes[component.id.partition(".")[0]] += component.size_bytes
-    if not sizes:
-        return None
-    (largest, size), c = sizes.most_common(1)[0], plan.config
-    tokens = math.prod(_sizes(plan, phase))
-    values = {
-        "size": size, "tokens": tokens, "vocab_size": c.vocab_size, "n_layer": c.n_layer,
-        "each": size / tokens, "params": plan.counts.n_params,
-    }  # fmt: skip
-    return Note(id=largest, values=values) if largest in BECAUSE else None
-
-
 def with_numbers(formula: str, symbols: dict[str, int]) -> str:
     """Turn '12 × 8·B·T·C' into '12 × 8 × 16 × 512 × 384'. Unknown symbols stay."""
     numbered = re.sub(r"[A-Za-z]+", lambda m: f"{symbols[m[0]]:,}" if m[0] in symbols else m[0], formula)
     return numbered.replace("·", " × ")
 
 
-Kind = tuple[str, str, str, str, str, str]
+Kind = tuple[str, str, str, str, str]
 
 
 def tensors(trace: Trace, phase: str, n_embd: int, settings: Settings | None = None) -> tuple[TensorGroup, ...]:
@@ -151,19 +85,17 @@ def tensors(trace: Trace, phase: str, n_embd: int, settings: Settings | None = N
         groups[key] += 1
         sizes[key] += allocation.nbytes
     return tuple(
-        TensorGroup(
-            component=k[0], where=k[1], op=k[2], shape=k[3], dtype=k[4], role=k[5], count=groups[k], size_bytes=size
-        )
+        TensorGroup(component=k[0], where=k[1], op=k[2], what=k[3], role=k[4], count=groups[k], size_bytes=size)
         for k, size in sizes.most_common()
         if size
     )
 
 
-def _kind(a: Allocation) -> tuple[str, str, str, str, str]:
+def _kind(a: Allocation) -> tuple[str, str, str, str]:
     where = re.sub(r"\.\d+\b", ".*", a.name or a.module)
     kernel = re.sub(r"_\d+$", "", a.op)  # Inductor numbers its kernels
     op = "" if a.category in ("weights", "gradients", "optimizer", "batch") else kernel
-    return component_id(a), where, op, "×".join(str(side) for side in a.shape), a.dtype
+    return component_id(a), where, op, f"{'×'.join(str(side) for side in a.shape)} {a.dtype}"
 
 
 @dataclass(frozen=True)

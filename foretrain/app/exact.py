@@ -1,52 +1,95 @@
 """What a trace of the real step adds to a plan: exact memory, where it goes, what still fits, a snapshot."""
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
-from foretrain.analysis.components import Explanation, explain
+from foretrain.analysis.explanation import Explanation, explain
 from foretrain.base.errors import UserError
 from foretrain.base.files import not_written
 from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.allocator.replay import replay
 from foretrain.predict.allocator.settings import Settings, of_run
-from foretrain.predict.forecast import Forecast, Probe, forecast
+from foretrain.predict.finetune.plan import FineTunePlan, bounded, check_exact
+from foretrain.predict.finetune.traced import exact_finetune
+from foretrain.predict.finetuning import FineTuning
+from foretrain.predict.forecast import AnyPlan, Forecast, Probe, forecast
 from foretrain.predict.largest import Largest
 from foretrain.predict.largest import largest as search
 from foretrain.predict.plan import Plan
-from foretrain.predict.pretraining import of_plan
+from foretrain.predict.ranks import ClusterPlan, rank_of, with_pays
+from foretrain.predict.ranks import traced as trace_cluster
 from foretrain.predict.snapshot import Label, snapshot_of, write
-from foretrain.predict.spec import StepName
 from foretrain.predict.step_moments import StepMoments, traced_moments
 from foretrain.predict.trace import service
-from foretrain.predict.trace.forecast import answers_for, ranks_to_trace, requests_for, traced
+from foretrain.predict.trace.finetune.request import requests_for as finetune_requests
+from foretrain.predict.trace.forecast import answers_for, ranks_to_trace, requests_for
+from foretrain.predict.trace.forecast import traced as trace_plan
 from foretrain.predict.trace.record import Trace
 
 Listen = Callable[[str], None]  # hears how far the traces are
+ESTIMATED = ("finetune_compile",)  # notes on what only the estimate leaves out
 
 
-def settings_of(plan: Plan | None = None, alloc_conf: str = "") -> Settings:
+def settings_of(plan: AnyPlan | None = None, alloc_conf: str = "") -> Settings:
     """Return the allocator's settings by `alloc_conf`, else by the plan's config and environment. Raises UserError."""
     try:
         if alloc_conf:
             return Settings.parse(alloc_conf)
-        return of_run(plan.config.allocator_settings if plan else "", os.environ)
+        own = plan.config.allocator_settings if isinstance(plan, Plan | ClusterPlan) else ""
+        return of_run(own, os.environ)
     except ValueError as error:
         raise UserError("usage.alloc_conf", problem=str(error)) from None
 
 
-def traced_plan(plan: Plan, listen: Listen, alloc_conf: str = "") -> Plan:
-    """Trace a plan's memory; the plan says so where the step could not be traced."""
-    return traced(plan, settings_of(plan, alloc_conf), listen)
+def traced(found: Forecast, listen: Listen, alloc_conf: str = "") -> Forecast:
+    """Trace the memory of a run of any kind. Of pretraining the plan says so where that cannot be. Raises UserError."""
+    made, settings = found.plan, settings_of(found.plan, alloc_conf)
+    if isinstance(made, Plan):
+        return replace(found, plan=trace_plan(made, settings, listen))
+    if isinstance(made, ClusterPlan):
+        return replace(found, plan=with_pays(trace_cluster(made, settings, listen)))
+    if not isinstance(made, FineTunePlan):
+        raise UserError("usage.inference_without", option="--exact")
+    if made.tune.bound != "exact":
+        check_exact(made, "--exact")
+    if made.facts is None:
+        return found  # it is traced already
+    if made.tune.method == "qlora" and made.facts.kept:
+        raise UserError("usage.finetune_bounded", option="--exact", keys=["llm_int8_skip_modules"])
+    assert isinstance(found.run, FineTuning)
+    with untraced():
+        answer = exact_finetune(found.run.source, made.tune, made.gpu, made.available_bytes, listen, settings)
+    notes = tuple(note for note in made.notes if note.id not in ESTIMATED)
+    update = {"memory": bounded(answer.memory, made.bound), "notes": (*notes, *answer.notes)}
+    return replace(found, plan=made.model_copy(update=update))
 
 
-def trace_of(plan: Plan, step: StepName, listen: Listen, alloc_conf: str = "") -> Trace | None:
-    """Return the trace behind a plan's answer; None where it was estimated."""
-    if plan.memory_of(step).source != "traced":
-        return None
-    spec = plan.spec(step)
-    asked = [each for rank in ranks_to_trace(spec) for each in requests_for(spec, rank)]
-    return worst(asked, listen, settings_of(plan, alloc_conf))
+@contextmanager
+def untraced() -> Iterator[None]:
+    """Raise UserError where a trace is not possible."""
+    try:
+        yield
+    except service.TraceUnavailable as error:
+        raise UserError("environment.no_trace", reason=str(error)) from None
+
+
+def trace_of(found: Forecast, listen: Listen, settings: Settings) -> Trace | None:
+    """Return the trace behind a forecast's memory; None where it was estimated."""
+    made = found.plan
+    if isinstance(made, Plan | ClusterPlan):
+        made = rank_of(made) if isinstance(made, ClusterPlan) else made
+        if made.memory_of(made.step).source != "traced":
+            return None
+        spec = made.spec()
+        return worst([each for rank in ranks_to_trace(spec) for each in requests_for(spec, rank)], listen, settings)
+    if isinstance(made, FineTunePlan) and made.memory.source == "traced":
+        assert isinstance(found.run, FineTuning)
+        with untraced():
+            return worst(finetune_requests(found.run.source, made.tune, made.gpu), listen, settings)
+    return None
 
 
 def worst(asked: Sequence[service.Traceable], listen: Listen, settings: Settings) -> Trace:
@@ -54,19 +97,25 @@ def worst(asked: Sequence[service.Traceable], listen: Listen, settings: Settings
     return max(service.traces(asked, listen), key=lambda trace: replay(trace, settings).peak_reserved_bytes)
 
 
-def moments_of(plan: Plan, step: StepName, listen: Listen) -> StepMoments | None:
-    """Return what is allocated when in a traced step; None where it was estimated."""
-    trace = trace_of(plan, step, listen)
-    return traced_moments(trace, step, min(2, plan.config.gradient_accumulation_steps)) if trace else None
+def moments_of(found: Forecast, listen: Listen) -> StepMoments | None:
+    """Return what is allocated when in a traced step of pretraining; None where it was estimated."""
+    made = found.plan
+    assert isinstance(made, Plan)
+    trace = trace_of(found, listen, settings_of(made))
+    return traced_moments(trace, made.step, min(2, made.config.gradient_accumulation_steps)) if trace else None
 
 
 def explained(
-    plan: Plan, step: StepName, listen: Listen, alloc_conf: str = "", *, observed_bytes: int | None = None,
+    found: Forecast,
+    listen: Listen,
+    alloc_conf: str = "",
+    observed_bytes: int | None = None,
     process_bytes: int | None = None,
-) -> Explanation:  # fmt: skip
-    """Explain where a traced plan's memory goes, and nvidia-smi's bytes."""
-    trace, settings = trace_of(plan, step, listen, alloc_conf), settings_of(plan, alloc_conf)
-    return explain(plan, step, trace, settings=settings, observed_bytes=observed_bytes, process_bytes=process_bytes)
+) -> Explanation:
+    """Explain where a run's memory goes, and nvidia-smi's bytes."""
+    settings = settings_of(found.plan, alloc_conf)
+    trace = trace_of(found, listen, settings)
+    return explain(found.plan, trace, settings=settings, observed_bytes=observed_bytes, process_bytes=process_bytes)
 
 
 def check_readings(observed_bytes: int | None, process_bytes: int | None, gpus: Sequence[Gpu]) -> None:
@@ -83,12 +132,10 @@ def check_readings(observed_bytes: int | None, process_bytes: int | None, gpus: 
         raise UserError("usage.readings_contradict", observed=observed_bytes, process=process_bytes)
 
 
-def largest(plan: Plan, option: str, listen: Listen, alloc_conf: str = "") -> Largest:
-    made, settings = of_plan(plan), settings_of(plan, alloc_conf)
-    try:
-        return search(made, option, lambda value: probe_of(made, option, value, settings, listen))
-    except service.TraceUnavailable as error:
-        raise UserError("environment.no_trace", reason=str(error)) from None
+def largest(found: Forecast, option: str, listen: Listen, alloc_conf: str = "") -> Largest:
+    settings = settings_of(found.plan, alloc_conf)
+    with untraced():
+        return search(found, option, lambda value: probe_of(found, option, value, settings, listen))
 
 
 def probe_of(made: Forecast, option: str, value: int, settings: Settings, listen: Listen) -> Probe:
@@ -102,16 +149,14 @@ def probe_of(made: Forecast, option: str, value: int, settings: Settings, listen
     )  # fmt: skip
 
 
-def write_snapshot(plan: Plan, step: StepName, path: Path, listen: Listen, alloc_conf: str = "") -> None:
+def write_snapshot(found: Forecast, path: Path, listen: Listen, alloc_conf: str = "") -> None:
     """Write the trace as a memory snapshot for pytorch.org/memory_viz. Raises UserError."""
-    trace = trace_of(plan, step, listen, alloc_conf)
+    settings = settings_of(found.plan, alloc_conf)
+    trace = trace_of(found, listen, settings)
     if trace is None:
-        reason = next((note.values["reason"] for note in plan.notes if note.id == "trace_unavailable"), "")
+        reason = next((note.values["reason"] for note in found.plan.notes if note.id == "trace_unavailable"), "")
         raise UserError("environment.no_trace", reason=reason)
-    write_trace(trace, path, settings_of(plan, alloc_conf))
 
-
-def write_trace(trace: Trace, path: Path, settings: Settings) -> None:
     def label(id: int) -> Label:
         a = trace.allocations[id]
         shape = "×".join(str(side) for side in a.shape)

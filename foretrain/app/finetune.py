@@ -1,38 +1,33 @@
 """What is asked of a fine-tuning run, from a model or a trainer's file, options and cards, and its answers."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from foretrain.advice import finetune as advisor
 from foretrain.advice.finetune import SearchedPlan
 from foretrain.advice.record import Advice
-from foretrain.analysis.finetune_memory import FineTuneExplanation, explain
 from foretrain.analysis.log_checks import CLOCK_HEADROOM
-from foretrain.app import exact
-from foretrain.app.limits import Limits, check_limits, priced, prices_of
-from foretrain.app.plan import Cards, Listen, Look, check_speed, targets, words_of_cards
+from foretrain.app.limits import Limits, check_limits
+from foretrain.app.plan import Cards, words_of_cards
+from foretrain.app.request import Request
 from foretrain.base.errors import UserError
 from foretrain.base.records import Note
-from foretrain.config.finetune.options import FINETUNE_OPTIONS, Bound, FineTune
+from foretrain.config.finetune import live
+from foretrain.config.finetune.live import is_live as is_live
+from foretrain.config.finetune.options import FINETUNE_OPTIONS, Bound, FineTune, asked
 from foretrain.config.finetune.read import is_asked as is_asked
 from foretrain.config.finetune.read import read_finetune
-from foretrain.config.finetune.words import WORDS
+from foretrain.config.finetune.words import COSTS, WORDS, parse_words
 from foretrain.config.hub.facts import ModelSource
 from foretrain.config.option import Option
 from foretrain.config.resolve import ResolvedConfig, resolve
 from foretrain.hardware import devices
 from foretrain.hardware.catalogue import Gpu, stated_bytes
-from foretrain.predict.allocator.settings import Settings
-from foretrain.predict.finetune.plan import FineTunePlan, bounded, check_exact, plan, replanned, timed
-from foretrain.predict.finetune.traced import exact_finetune
-from foretrain.predict.finetuning import of_plan
+from foretrain.predict.finetune.plan import FineTunePlan, check_exact, plan, replanned, timed
+from foretrain.predict.finetuning import FineTuning, of_plan
 from foretrain.predict.forecast import Forecast
 from foretrain.predict.timing import PRICES, Prices
-from foretrain.predict.trace import service
-from foretrain.predict.trace.finetune.request import requests_for
-from foretrain.predict.trace.record import Trace
 
 
 @dataclass(frozen=True)
@@ -57,9 +52,6 @@ def question(source: str, words: Sequence[str] = (), known: ModelSource | None =
 
 def costs_in(costs: Mapping[str, str]) -> ResolvedConfig:
     return resolve([f"--{name}={value}" for name, value in costs.items()])
-
-
-ESTIMATED = ("finetune_compile",)  # notes on what only the estimate leaves out
 
 
 def plan_question(
@@ -91,22 +83,24 @@ def _timed(found: FineTunePlan, step_s: float, prices: Prices) -> FineTunePlan:
     return made
 
 
-def traced(
-    found: FineTunePlan, asked: FineTuneQuestion, listen: Callable[[str], None], settings: Settings | None = None
-) -> FineTunePlan:
-    """Trace the plan's memory in the real Trainer's loop. Raises UserError where that cannot be traced."""
-    if found.tune.bound != "exact":
-        check_exact(found, "--exact")
-    if found.facts is None:
-        return found  # it is traced already
-    if found.tune.method == "qlora" and found.facts.kept:
-        raise UserError("usage.finetune_bounded", option="--exact", keys=["llm_int8_skip_modules"])
-    try:
-        exact = exact_finetune(asked.source, found.tune, found.gpu, found.available_bytes, listen, settings)
-    except service.TraceUnavailable as error:
-        raise UserError("environment.no_trace", reason=str(error)) from None
-    notes = tuple(note for note in found.notes if note.id not in ESTIMATED)
-    return found.model_copy(update={"memory": bounded(exact.memory, found.bound), "notes": (*notes, *exact.notes)})
+def in_memory(source: Any, words: Sequence[str]) -> FineTuneQuestion:
+    """Read a model or a config of transformers, with words of the command line over it. Raises UserError."""
+    values, _, others, _ = parse_words(words)
+    for name in others.keys() - set(COSTS):
+        raise UserError("config.finetune_no_word", word=f"--{name}")
+    if hasattr(source, "get_input_embeddings"):
+        model, read = live.planned_model(source)
+        values = {**read.model_dump(exclude={"batch_size", "seq_len"}), **values}  # a model says neither
+    else:
+        model = live.planned_config(source)
+    return FineTuneQuestion(model, asked(model, values), prices=Prices.of(costs_in(others).config), costs=others)
+
+
+def changed(found: Forecast, **options: Any) -> Forecast:
+    """Return a forecast of fine-tuning with other options. Raises UserError for what cannot be."""
+    assert isinstance(found.plan, FineTunePlan)
+    assert isinstance(found.run, FineTuning)
+    return of_plan(replanned(found.plan, **options), found.run.source)
 
 
 def advised(found: SearchedPlan) -> tuple[Advice, ...]:
@@ -124,29 +118,27 @@ def searched(found: SearchedPlan) -> Iterator[tuple[Advice, ...]]:
 
 
 @dataclass(frozen=True)
-class FineTuningRequest:
+class FineTuningRequest(Request):
     asked: FineTuneQuestion
-    gpu: str
-    others: str
+    cards: Cards
     kind = "fine-tuning"
-    aliases: ClassVar[Mapping[str, str]] = {}
-    files: tuple[Path, ...] = ()
-    given: frozenset[str] = frozenset()
+    compares_limits = True
 
     @classmethod
-    def of(
-        cls, words: Sequence[str], cards: Cards, data_tokens: str = "", model: ModelSource | None = None
-    ) -> "FineTuningRequest":
-        gpu, together = words_of_cards(cards, words, WORDS)
-        data = [f"--dataset-tokens={data_tokens}"] if data_tokens else []
-        return cls(question(words[0], [*words[1:], *data, *together], model), gpu, cards.others)
+    def of(cls, words: Sequence[str], cards: Cards, data_tokens: str = "", model: Any = None) -> "FineTuningRequest":
+        """Return what words ask. `model`: that the first word names, or one in memory, which no word does."""
+        cards, together = words_of_cards(cards, words, WORDS)
+        more = [*([f"--dataset-tokens={data_tokens}"] if data_tokens else []), *together]
+        if is_live(model):
+            return cls(in_memory(model, [*words, *more]), cards)
+        return cls(question(words[0], [*words[1:], *more], model), cards)
 
     @property
     def name(self) -> str:
         return self.asked.source.name
 
     @property
-    def notes(self) -> tuple[Note, ...]:
+    def notes(self) -> Sequence[Note]:
         """Return what was read and how, but for what the answer itself says."""
         return tuple(note for note in self.asked.notes if note.id != "finetune_read_as")
 
@@ -160,38 +152,9 @@ class FineTuningRequest:
         if largest and traced:
             raise UserError("usage.finetune_largest_alone", option="--exact")
 
-    def plans(self, limits: Limits, step_s: float | None = None, logged_mfu: float | None = None) -> list[FineTunePlan]:
-        check_speed("--step-time", step_s)
-        resolved = priced(costs_in(self.asked.costs), limits)
-        found = targets(self.gpu, self.others, resolved.config)
-        rents = prices_of(limits, resolved.config, [target.gpu for target in found])
-        prices = [Prices.of(resolved.config).model_copy(update={"price_per_hour": rent}) for rent in rents]
-        return [
-            plan_question(replace(self.asked, prices=each), target.gpu, target.used_by_others_bytes, step_s)
-            for target, each in zip(found, prices, strict=True)
-        ]
+    def costs(self) -> ResolvedConfig:
+        return costs_in(self.asked.costs)
 
-    def forecast(self, plan: FineTunePlan) -> Forecast:
-        return of_plan(plan)
-
-    def with_option(self, plan: FineTunePlan, option: str, value: int) -> FineTunePlan:
-        return replanned(plan, **{option: value})
-
-    def traced(self, plan: FineTunePlan, listen: Listen, look: Look) -> FineTunePlan:
-        return traced(plan, self.asked, listen, exact.settings_of(alloc_conf=look.alloc_conf))
-
-    def explained(self, plan: FineTunePlan, listen: Listen, look: Look) -> FineTuneExplanation:
-        settings = exact.settings_of(alloc_conf=look.alloc_conf)
-        trace = self._trace(plan, listen, settings) if plan.memory.source == "traced" else None
-        readings = {"observed_bytes": look.observed_bytes, "process_bytes": look.process_bytes}
-        return explain(plan, trace, settings=settings, **readings)
-
-    def write_snapshot(self, plan: FineTunePlan, path: Path, listen: Listen, look: Look) -> None:
-        settings = exact.settings_of(alloc_conf=look.alloc_conf)
-        exact.write_trace(self._trace(plan, listen, settings), path, settings)
-
-    def _trace(self, plan: FineTunePlan, listen: Listen, settings: Settings) -> Trace:
-        try:
-            return exact.worst(requests_for(self.asked.source, plan.tune, plan.gpu), listen, settings)
-        except service.TraceUnavailable as error:
-            raise UserError("environment.no_trace", reason=str(error)) from None
+    def forecast_on(self, place: Any, costs: ResolvedConfig, step_s: float | None, mfu: float | None) -> Forecast:
+        asked = replace(self.asked, prices=Prices.of(costs.config))
+        return of_plan(plan_question(asked, place.gpu, place.used_by_others_bytes, step_s), asked.source)

@@ -1,29 +1,15 @@
 """Money and limits of a plan: the rent of each card, and the inverse questions of --within, --tokens and --best."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from foretrain.app.plan import DataOf, make_plan
 from foretrain.base.errors import UserError
-from foretrain.base.installation import Later
 from foretrain.base.quantities import Limit, currency_code, parse_count, parse_limit, parse_price, read
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import ResolvedConfig
 from foretrain.config.writer import check_writable
-from foretrain.data.corpus import data_of_config
 from foretrain.hardware.catalogue import Gpu, find
-from foretrain.hardware.devices import Target
-
-if TYPE_CHECKING:
-    from foretrain.advice import best as models
-    from foretrain.advice.best import Best
-    from foretrain.predict import plan as planner
-    from foretrain.predict.plan import Plan
-    from foretrain.predict.ranks import ClusterPlan
-else:
-    models, planner = Later("foretrain.advice.best"), Later("foretrain.predict.plan")
 
 
 @dataclass(frozen=True)
@@ -35,7 +21,7 @@ class Limits:
     best: bool = False
     data_tokens: str | None = None
     write: Path | None = None
-    given: frozenset[str] = frozenset()  # knobs that the user set, in a file or on the command line
+    other_cards: bool = False  # whether the price may name others than those that are planned for
 
     @property
     def asks(self) -> bool:
@@ -46,6 +32,9 @@ class Limits:
             count = read(parse_count, self.tokens, _bad("usage.bad_count", "--tokens", self.tokens))
             return Limit(kind="tokens", amount=count, text=self.tokens)
         return read(parse_limit, self.within or "", _bad("usage.bad_limit", "--within", self.within or ""))
+
+
+NO_LIMITS = Limits()
 
 
 def _bad(id: str, option: str, typed: str) -> UserError:
@@ -118,7 +107,7 @@ def prices_of(limits: Limits, config: RunConfig, gpus: list[Gpu]) -> list[float]
         if not equals or not name.strip():
             raise UserError("usage.bad_price", option="--price", value=limits.price[:80])
         hit = [i for i, gpu in enumerate(gpus) if _is(name.strip(), gpu)]
-        if not hit:
+        if not hit and not limits.other_cards:
             raise UserError("usage.price_of_no_card", name=name.strip()[:80], cards=[gpu.name for gpu in gpus])
         for i in hit:
             found[i] = _price(text.strip(), limits.price, config.currency)
@@ -131,28 +120,3 @@ def rents(price: str | None, config: RunConfig) -> dict[str, float]:
         return {}
     gpus = [find(part.partition("=")[0].strip()) for part in price.split(",")]
     return {gpu.name: rent for gpu, rent in zip(gpus, prices_of(Limits(price=price), config, gpus), strict=True)}
-
-
-def make_plans(
-    resolved: ResolvedConfig,
-    found: Sequence[Target],
-    limits: Limits,
-    step_time: float | None = None,
-    logged_mfu: float | None = None,
-    data_of: DataOf = data_of_config,
-) -> "list[Plan]":
-    prices = prices_of(limits, resolved.config, [target.gpu for target in found])
-    plans = []
-    for target, rent in zip(found, prices, strict=True):
-        own = replace(resolved, config=resolved.config.model_copy(update={"price_per_hour": rent}))
-        plans.append(make_plan(own, target, step_time, logged_mfu, data_of))
-    return plans
-
-
-def best_of(
-    plan: "Plan | ClusterPlan", limits: Limits, listen: Callable[[int, int], None] = lambda done, of: None
-) -> "Best":
-    if plan.timing is not None and plan.timing.source.startswith("measured"):
-        raise UserError("usage.best_speed")
-    step = plan.step if isinstance(plan, planner.Plan) else "foretrain"
-    return models.best(plan, limits.limit(), step, limits.given, listen)

@@ -1,10 +1,10 @@
-"""A plan, from what somebody names: a config by its words, a card by its name. `foretrain.plan` for Python."""
+"""A plan of pretraining, from what somebody names: a config by its words, a card by its name."""
 
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +14,12 @@ from foretrain.base.records import Note
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import ResolvedConfig, Trainer, from_values, resolve
 from foretrain.config.shape import ModelShape
+from foretrain.config.sharing import micro_batch_choices
 from foretrain.config.words import Vocabulary, as_word
 from foretrain.data.corpus import ConfigData, data_of_config
 from foretrain.hardware import devices
 from foretrain.hardware.catalogue import NANOGPT_PEAK_FLOP_PER_S, DetectedGpu, Gpu, detect, stated_bytes
-from foretrain.hardware.cluster import cluster
+from foretrain.hardware.cluster import Cluster, cluster
 from foretrain.hardware.devices import Target
 
 if TYPE_CHECKING:
@@ -27,11 +28,13 @@ if TYPE_CHECKING:
     from foretrain.analysis import log_checks
     from foretrain.data.dataset import DatasetInfo
     from foretrain.predict import plan as planner
-    from foretrain.predict import spec
+    from foretrain.predict import ranks, spec
     from foretrain.predict.plan import Plan
+    from foretrain.predict.ranks import ClusterPlan
 else:  # an answer that is kept needs none of them
     micro_batch, log_checks = Later("foretrain.advice.micro_batch"), Later("foretrain.analysis.log_checks")
     planner, spec = Later("foretrain.predict.plan"), Later("foretrain.predict.spec")
+    ranks = Later("foretrain.predict.ranks")
 
 
 def data_notes(config: RunConfig, info: "DatasetInfo | None") -> Iterator[Note]:
@@ -62,44 +65,27 @@ DataOf = Callable[[ResolvedConfig], ConfigData]
 
 
 @dataclass(frozen=True)
-class Look:
-    """How deep to look at a plan's memory: settings of the allocator, and what nvidia-smi shows, to explain."""
-
-    alloc_conf: str = ""
-    observed_bytes: int | None = None
-    process_bytes: int | None = None
-
-
-@dataclass(frozen=True)
 class Cards:
     gpus: str = ""
     gpu: str = "auto"
     link: str = ""
     network: str = ""
     others: str = ""
+    card: Gpu | None = None  # in the place of a name
 
+    def targets(self, config: RunConfig) -> list[Target]:
+        """Return the devices, each alone. Raises UserError."""
+        if self.card is None:
+            return targets(self.gpu, self.others, config)
+        return [devices.checked(self.card, stated_bytes(self.others, "--used-by-others") if self.others else 0)]
 
-def plan(
-    config: Config = "gpt2-124m",
-    gpu: str | Gpu = "auto",
-    *,
-    name: str = "",
-    used_by_others: str | int = 0,
-    step_s: float | None = None,
-    **options: Any,
-) -> "Plan":
-    """Forecast a config on a card; `foretrain.plan` (planning.py) says what the arguments are. Raises UserError."""
-    resolved = resolved_of(config, options)
-    if name:
-        resolved = replace(resolved, name=name)
-    stated = stated_bytes(used_by_others, "used_by_others") if isinstance(used_by_others, str) else used_by_others
-    if isinstance(gpu, Gpu):
-        target = devices.checked(gpu, stated)
-    else:
-        (target, *more) = targets(gpu, f"{stated}B" if stated else "", resolved.config)
-        if more:
-            raise UserError("usage.one_card", count=len(more) + 1)
-    return make_plan(resolved, target, step_s)
+    def clusters(self, config: RunConfig) -> list[Cluster]:
+        """Return the cards that share a run, of each name so many. Raises UserError."""
+
+        def named(name: str) -> Gpu:
+            return self.card or target_of(name, None, config).gpu
+
+        return [cluster(self.gpus, self.link, self.network, partial(named, name)) for name in self.gpu.split(",")]
 
 
 def resolved_of(config: Config, options: Mapping[str, Any] = {}) -> ResolvedConfig:
@@ -143,19 +129,18 @@ def target_of(name: str, stated_bytes: int | None, config: RunConfig) -> Target:
     return devices.target(name, stated_bytes, index=int(config.device.partition(":")[2] or 0), detect=card_here)
 
 
-def words_of_cards(cards: Cards, words: Sequence[str], vocabulary: Vocabulary) -> tuple[str, list[str]]:
-    """Return the names of cards, and how many there are of each as words of the run. Raises UserError."""
+def words_of_cards(cards: Cards, words: Sequence[str], vocabulary: Vocabulary) -> tuple[Cards, list[str]]:
+    """Return the cards alone, and how many there are of each as words of the run. Raises UserError."""
     if not cards.gpus:
-        return cards.gpu, []
+        return cards, []
     for word in vocabulary.split(words):
         if word.key in ("world", "per_node"):
             raise UserError("usage.finetune_without.world_twice", option=word.name)
-    first = cards.gpu.partition(",")[0]
-    found = cluster(cards.gpus, cards.link, cards.network, lambda: targets(first, "", RunConfig())[0].gpu)
+    found, *more = cards.clusters(RunConfig())
     own = [f"--world={found.world}", *([f"--per-node={found.per_node}"] if found.nodes > 1 else [])]
     links = ((name, getattr(cards, name)) for name in ("link", "network"))
-    names = found.gpu.name if first == cards.gpu else cards.gpu
-    return names, [*own, *(f"--{name}={value}" for name, value in links if value)]
+    alone = cards if more or cards.card else replace(cards, gpu=found.gpu.name)
+    return alone, [*own, *(f"--{name}={value}" for name, value in links if value)]
 
 
 def make_plan(
@@ -186,6 +171,33 @@ def make_plan(
     )  # fmt: skip
     notes = (*([decided.note] if decided else []), *made.notes, *data_notes(made.config, data.info))
     return made.model_copy(update={"notes": notes, "assumptions": data.assumptions}).run_by(resolved.step)
+
+
+def make_cluster_plan(
+    resolved: ResolvedConfig, cards: Cluster, used_by_others_bytes: int = 0, data_of: DataOf = data_of_config
+) -> "ClusterPlan":
+    _check_cards(resolved, cards)
+    resolved = replace(resolved, trainer="foretrain")  # whose step ranks share
+    target = devices.checked(cards.gpu, used_by_others_bytes)
+    if not resolved.config.auto_batch_size:
+        return ranks.with_pays(ranks.share(make_plan(resolved, target, data_of=data_of), cards, resolved.sources))
+    found = None
+    for config in micro_batch_choices(resolved.config, cards.world):
+        plan = make_plan(replace(resolved, config=config), target, data_of=data_of)
+        found = ranks.share(plan, cards, resolved.sources)
+        if found.best is not None and found.verdict == "fits":
+            break
+    assert found is not None  # one sequence at a time is always among them
+    return ranks.with_pays(found)
+
+
+def _check_cards(resolved: ResolvedConfig, cards: Cluster) -> None:
+    """Raise UserError for what cannot be planned on these cards."""
+    if resolved.config.eval_only:
+        raise UserError("usage.cluster_eval_only")
+    hybrid = "strategy" in resolved.sources and resolved.config.strategy == "hsdp"
+    if hybrid and (cards.nodes == 1 or cards.per_node == 1):
+        raise UserError("usage.hsdp_of_one_node", cluster=cards.text)
 
 
 def check_speed(option: str, value: float | None) -> None:

@@ -1,97 +1,120 @@
-"""What is asked of a run: words and cards become a request, one class for each kind of run, which plans, traces and
-explains it."""
+"""What is asked of a run: its words and its cards, of which each kind of run makes its forecasts."""
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from foretrain.app.limits import Limits, check_limits, make_plans, priced
-from foretrain.app.plan import Cards, DataOf, Listen, Look, targets
+from foretrain.app.limits import NO_LIMITS, Limits, check_limits, priced, prices_of
+from foretrain.app.plan import Cards, DataOf, check_speed, make_cluster_plan, make_plan
 from foretrain.base.errors import UserError
 from foretrain.base.installation import GPU_FILE_VARIABLE, Later
 from foretrain.base.records import Note
 from foretrain.config.option import Option
-from foretrain.config.options import OPTIONS
-from foretrain.config.presets import GPT2_SHAPES, is_surely_asked
-from foretrain.config.resolve import ResolvedConfig, resolve
+from foretrain.config.options import OPTIONS, RunConfig
+from foretrain.config.presets import GPT2_SHAPES
+from foretrain.config.resolve import ResolvedConfig
 from foretrain.data.corpus import data_of_config
 from foretrain.data.dataset import DATA_DIR
 from foretrain.data.locate import MIX_SUFFIX
-from foretrain.hardware.devices import CPU, HERE
+from foretrain.hardware.catalogue import stated_bytes
+from foretrain.hardware.cluster import Cluster
+from foretrain.hardware.devices import CPU, HERE, Target
 
 if TYPE_CHECKING:
-    from foretrain.analysis.components import Explanation
-    from foretrain.analysis.finetune_memory import FineTuneExplanation
-    from foretrain.app import cluster as ranks
-    from foretrain.app import exact, generation
-    from foretrain.app import finetune as finetuning
-    from foretrain.config.hub.facts import ModelSource
     from foretrain.predict import pretraining
-    from foretrain.predict import ranks as cluster
+    from foretrain.predict import ranks as sharing
     from foretrain.predict.forecast import Forecast
-    from foretrain.predict.largest import Largest
-else:  # a plan waits for its own kind of run alone, and for traces where it has some
-    exact, generation = Later("foretrain.app.exact"), Later("foretrain.app.generation")
-    finetuning, ranks = Later("foretrain.app.finetune"), Later("foretrain.app.cluster")
-    pretraining, cluster = Later("foretrain.predict.pretraining"), Later("foretrain.predict.ranks")
+else:  # a plan waits for its own kind of run alone
+    pretraining, sharing = Later("foretrain.predict.pretraining"), Later("foretrain.predict.ranks")
 
 
-class PlanRequest(Protocol):
-    """The request of every kind of run. Some can also be `traced`, searched for the `largest`, and `write_snapshot`."""
+class Request:
+    """A run on a card, or on each of several. `given`: the options that the user set; `aliases`: other names of those
+    that --largest takes; `compares_limits`: --within can be asked of several cards at once."""
 
-    aliases: ClassVar[Mapping[str, str]]  # other names of the options that --largest takes
+    kind: str
+    cards: Cards
+    aliases: ClassVar[Mapping[str, str]] = {}
+    compares_limits: ClassVar[bool] = False
+    files: Sequence[Path] = ()
+    given: frozenset[str] = frozenset()
 
     @property
-    def kind(self) -> str: ...
+    def name(self) -> str:
+        raise NotImplementedError
+
     @property
-    def name(self) -> str: ...
-    @property
-    def notes(self) -> Sequence[UserError | Note]: ...
-    @property
-    def files(self) -> Sequence[Path]: ...
-    @property
-    def given(self) -> frozenset[str]:
-        """Return the options that the user set."""
-        ...
+    def notes(self) -> Sequence[UserError | Note]:
+        return ()
+
+    def settings(self, limits: Limits) -> tuple[Any, Mapping[str, Option], Mapping[str, str]]:
+        """Return the values of the options, the options, and where each value is from."""
+        raise NotImplementedError
 
     def check(self, limits: Limits, *, look: str, traced: bool, largest: str) -> None:
         """Raise UserError for options that do not go together."""
-        ...
+        check_limits(limits, 1, bool(look) or traced or bool(largest))
 
-    def plans(self, limits: Limits, step_s: float | None = None, logged_mfu: float | None = None) -> list[Any]:
-        """Return a plan for each card. Raises UserError."""
-        ...
+    def costs(self) -> ResolvedConfig:
+        """Return a config with the run's prices."""
+        raise NotImplementedError
 
-    def forecast(self, plan: Any) -> "Forecast": ...
-    def explained(self, plan: Any, listen: Listen, look: Look) -> "Explanation | FineTuneExplanation": ...
+    def places(self, config: RunConfig) -> Sequence[Target | Cluster]:
+        return self.cards.targets(config)
+
+    def forecast_on(self, place: Any, costs: ResolvedConfig, step_s: float | None, mfu: float | None) -> "Forecast":
+        raise NotImplementedError
+
+    def forecasts(
+        self, limits: Limits = NO_LIMITS, step_s: float | None = None, logged_mfu: float | None = None
+    ) -> "list[Forecast]":
+        """Return a forecast for each card. Raises UserError."""
+        check_speed("--step-time", step_s)
+        costs = priced(self.costs(), limits)
+        found = self.places(costs.config)
+        if not self.compares_limits:
+            check_limits(limits, len(found), traces=False)
+            if len(found) > 1 and (step_s is not None or logged_mfu is not None):
+                option = "--step-time" if step_s is not None else "--logged-mfu"
+                raise UserError("usage.one_speed", option=option, count=len(found))
+        made = []
+        for place, rent in zip(found, prices_of(limits, costs.config, [each.gpu for each in found]), strict=True):
+            own = replace(costs, config=costs.config.model_copy(update={"price_per_hour": rent}))
+            made.append(self.forecast_on(place, own, step_s, logged_mfu))
+        return made
+
+    def plans(self, limits: Limits = NO_LIMITS) -> list[Any]:
+        return [found.plan for found in self.forecasts(limits)]
 
 
 @dataclass(frozen=True)
-class PretrainingRequest:
-    """A config on one card, or on each of several. `data_of`: what looks for its dataset."""
+class PretrainingRequest(Request):
+    """A config on one card, on each of several, or on cards that share it. `data_of`: what looks for its dataset."""
 
     resolved: ResolvedConfig
     cards: Cards
     data_of: DataOf = data_of_config
-    kind = "pretraining"
-    aliases: ClassVar[Mapping[str, str]] = {}
+
+    @property
+    def kind(self) -> str:  # type: ignore[override]
+        return "cards" if self.cards.gpus else "pretraining"
 
     @property
     def name(self) -> str:
         return self.resolved.name
 
     @property
-    def notes(self) -> tuple[UserError, ...]:
+    def notes(self) -> Sequence[UserError]:
         return self.resolved.notes
 
     @property
-    def files(self) -> tuple[Path, ...]:
+    def files(self) -> Sequence[Path]:  # type: ignore[override]
         return self.resolved.files
 
     @property
-    def given(self) -> frozenset[str]:
+    def given(self) -> frozenset[str]:  # type: ignore[override]
         return frozenset(self.resolved.sources)
 
     @property
@@ -109,77 +132,19 @@ class PretrainingRequest:
         return resolved.config, OPTIONS, resolved.sources
 
     def check(self, limits: Limits, *, look: str, traced: bool, largest: str) -> None:
-        check_limits(limits, 1, bool(look) or traced or bool(largest))
-
-    def plans(self, limits: Limits, step_s: float | None = None, logged_mfu: float | None = None) -> list[Any]:
-        resolved = priced(self.resolved, limits)
-        found = targets(self.cards.gpu, self.cards.others, resolved.config)
-        check_limits(limits, len(found), traces=False)
-        if len(found) > 1 and (step_s is not None or logged_mfu is not None):
-            option = "--step-time" if step_s is not None else "--logged-mfu"
-            raise UserError("usage.one_speed", option=option, count=len(found))
-        return make_plans(resolved, found, limits, step_s, logged_mfu, self.data_of)
-
-    def forecast(self, plan: Any) -> "Forecast":
-        return pretraining.of_plan(plan)
-
-    def largest(self, plan: Any, option: str, listen: Listen, look: Look) -> "Largest":
-        return exact.largest(plan, option, listen, look.alloc_conf)
-
-    def traced(self, plan: Any, listen: Listen, look: Look) -> Any:
-        return exact.traced_plan(plan, listen, look.alloc_conf)
-
-    def explained(self, plan: Any, listen: Listen, look: Look) -> "Explanation":
-        readings = {"observed_bytes": look.observed_bytes, "process_bytes": look.process_bytes}
-        return exact.explained(plan, plan.step, listen, look.alloc_conf, **readings)
-
-    def write_snapshot(self, plan: Any, path: Path, listen: Listen, look: Look) -> None:
-        exact.write_snapshot(plan, plan.step, path, listen, look.alloc_conf)
-
-
-@dataclass(frozen=True)
-class CardsRequest(PretrainingRequest):
-    kind = "cards"
-
-    def check(self, limits: Limits, *, look: str, traced: bool, largest: str) -> None:
-        if largest and traced:
+        if self.cards.gpus and largest and traced:
             raise UserError("usage.finetune_largest_alone", option="--exact")
         super().check(limits, look=look, traced=traced, largest=largest)
 
-    def plans(self, limits: Limits, step_s: float | None = None, logged_mfu: float | None = None) -> list[Any]:
-        return ranks.answers(self.resolved, self.cards, limits, step_s, self.data_of)
+    def costs(self) -> ResolvedConfig:
+        return self.resolved
 
-    def forecast(self, plan: Any) -> "Forecast":
-        return pretraining.of_cluster(plan)
+    def places(self, config: RunConfig) -> Sequence[Target | Cluster]:
+        return self.cards.clusters(config) if self.cards.gpus else super().places(config)
 
-    def traced(self, plan: Any, listen: Listen, look: Look) -> Any:
-        return ranks.traced_cluster(plan, listen, alloc_conf=look.alloc_conf)
-
-    def explained(self, plan: Any, listen: Listen, look: Look) -> "Explanation":
-        return super().explained(cluster.rank_of(plan), listen, look)
-
-    def write_snapshot(self, plan: Any, path: Path, listen: Listen, look: Look) -> None:
-        super().write_snapshot(cluster.rank_of(plan), path, listen, look)
-
-
-GENERATES = "--inference"  # among the words of a run that generates text
-
-
-def kind_of(words: Sequence[str], cards: Cards, *, inference: bool = False) -> str:
-    """Return the kind of run that these words mean."""
-    if inference or GENERATES in words:
-        return "generation"
-    if not is_surely_asked(words) and finetuning.is_asked(words):
-        return "fine-tuning"
-    return "cards" if cards.gpus else "pretraining"
-
-
-def request_of(
-    kind: str, words: Sequence[str], cards: Cards, data_tokens: str = "", model: "ModelSource | None" = None
-) -> PlanRequest:
-    """Return what these words ask of this kind of run, about `model` where it is known. Raises UserError."""
-    if kind == "generation":
-        return generation.GenerationRequest.of([word for word in words if word != GENERATES], cards, model)
-    if kind == "fine-tuning":
-        return finetuning.FineTuningRequest.of(words, cards, data_tokens, model)
-    return (CardsRequest if kind == "cards" else PretrainingRequest)(resolve(list(words)), cards)
+    def forecast_on(self, place: Any, costs: ResolvedConfig, step_s: float | None, mfu: float | None) -> "Forecast":
+        if isinstance(place, Target):
+            return pretraining.of_plan(make_plan(costs, place, step_s, mfu, self.data_of))
+        others = stated_bytes(self.cards.others, "--used-by-others") if self.cards.others else 0
+        made = make_cluster_plan(costs, place, others, self.data_of)
+        return pretraining.of_cluster(made if step_s is None else sharing.timed(made, step_s))

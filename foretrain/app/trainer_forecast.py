@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from foretrain.app.finetune import FineTuneQuestion, traced
+from foretrain.app.exact import traced
 from foretrain.base.bugs import redacted
 from foretrain.base.errors import UserError
 from foretrain.base.installation import installed
@@ -22,6 +22,7 @@ from foretrain.hardware.cpu import cpu_device
 from foretrain.hardware.devices import Context
 from foretrain.predict.finetune.plan import FineTunePlan, plan
 from foretrain.predict.finetune.traced import unknown
+from foretrain.predict.finetuning import of_plan
 from foretrain.runs.folder import RunDirectory, base_path, create, now
 from foretrain.runs.record import Setting, TrainerRun, source_of
 
@@ -93,7 +94,9 @@ def forecast(run: LiveRun, device: torch.device, n_params: int, n_trained: int, 
         made = made.model_copy(update={"notes": (*made.notes, note)})
     if exact and gpu.kind == "cuda":
         try:
-            made = traced(made, FineTuneQuestion(source, made.tune), lambda text: None)
+            found = traced(of_plan(made, source), lambda state: None).plan
+            assert isinstance(found, FineTunePlan)
+            made = found
         except UserError as error:  # the estimate stands
             note = Note(id="callback_not_traced", values={"reason": str(error)})
             made = made.model_copy(update={"notes": (*made.notes, note)})

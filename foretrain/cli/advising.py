@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 from click.exceptions import Exit
 
-from foretrain.advice.advisor import advise as advise_plan
 from foretrain.advice.asked import Asked
 from foretrain.advice.cluster import options_of
 from foretrain.advice.first_answer import changed_command, command_of
 from foretrain.advice.record import SCHEMA, Advice, Advices, to_set, with_settings
 from foretrain.advice.rules.base import Goal
-from foretrain.app import advise
-from foretrain.app.limits import Limits
+from foretrain.app import planning
+from foretrain.app.request import PretrainingRequest, Request
 from foretrain.base import files as bounded
 from foretrain.base.errors import UserError
 from foretrain.base.installation import Later
 from foretrain.base.messages import listed, say
 from foretrain.cli.common import print_error, print_json, working
 from foretrain.cli.planning import printing as plan_print
-from foretrain.cli.planning.exact import Depth, check_depth, progress
+from foretrain.cli.planning.answering import warn_of_backend
 from foretrain.cli.planning.printing import document, screen
+from foretrain.cli.planning.reading import progress
 from foretrain.config import nanogpt_file, writer
 from foretrain.config.finetune.words import parse_words
 from foretrain.config.finetune.yaml_file import read_text_of
@@ -35,17 +35,15 @@ from foretrain.predict.plan import Plan, plan
 from foretrain.reports.views import advice as view
 
 if TYPE_CHECKING:
-    from foretrain.app import planning as tuning
     from foretrain.config.finetune import writer as trainer_file
 else:  # advice of one kind of run does not wait for the others
-    tuning = Later("foretrain.app.planning")
     trainer_file = Later("foretrain.config.finetune.writer")
 
 LISTED, TRACED = 10, 3  # changes with --full and --json, and those that --exact traces, where --top does not say
 ENVIRONMENT = "allocator_settings"  # nanoGPT has them from PYTORCH_CUDA_ALLOC_CONF
 
 
-def answer(context: click.Context, request: Any, asked: Asked) -> None:
+def answer(context: click.Context, request: Request, asked: Asked) -> None:
     """Print what the options of `advise` ask for. Raises UserError."""
     given = context.params
     _check_options(given, request.kind)
@@ -86,34 +84,27 @@ def _check_options(given: dict[str, Any], kind: str) -> None:
         writer.check_writable(write, endings.get(kind, trainer_file.SUFFIXES))
 
 
-def _searched(request: Any, given: dict[str, Any]) -> tuple[Any, Advices]:
-    goal, count = given["goal"] or None, max(given["apply"], given["top"] or TRACED)
-    if request.kind == "pretraining":
-        base = advise.base_plan(request.resolved, given["gpu"], given["others"], given["price"])
-        with working(say("advice.searching"), quiet=given["quiet"] or goal != "quality"):
-            found = advise.advices(base, goal, given["price"])
-        if given["exact"]:
-            check_depth(Depth(exact=True, quiet=given["quiet"]), ())
-            with progress(given["quiet"]) as listen:
-                found = advise.confirmed(found, base, count, listen)
-        return base, found
-    plan, *more = request.plans(Limits(given["price"]))
-    if more:
-        raise UserError("usage.one_card_advise", count=1 + len(more))
-    found = advise_plan(plan, goal=goal)
+def _searched(request: Request, given: dict[str, Any]) -> tuple[Any, Advices]:
+    goal, count, quiet = given["goal"] or None, max(given["apply"], given["top"] or TRACED), given["quiet"]
+    base, is_pretraining = planning.base_of(request, given["price"]), request.kind == "pretraining"
+    with working(say("advice.searching"), quiet=quiet or goal != "quality" or not is_pretraining):
+        found = planning.advised(base.plan, goal, given["price"])
     if given["exact"]:
-        with progress(given["quiet"]) as listen:
-            found = tuning.confirmed(found, plan, request.asked, count, listen)
-    return plan, found
+        if is_pretraining:
+            warn_of_backend("", quiet=quiet)
+        with progress(quiet) as listen:
+            found = planning.confirmed(found, base, count, listen)
+    return base.plan, found
 
 
 # -- what --write writes ---------------------------------------------------------------------------------------------
 
 
-def _written(request: Any, plan: Any, found: Advices, number: int, path: Path, asked: Asked) -> UserError | None:
+def _written(request: Request, plan: Any, found: Advices, number: int, path: Path, asked: Asked) -> UserError | None:
     """Write change `number`; return an error if the written config does not fit. Raises UserError, nothing written."""
     change = found.advised[number - 1]
     if request.kind == "pretraining":
+        assert isinstance(request, PretrainingRequest)
         return write_changed(request.resolved, plan, found, number, path, asked)
     if request.kind == "cards":
         if not found.keeps_cards(change):

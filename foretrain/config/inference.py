@@ -2,7 +2,6 @@
 ggml/src/ggml-common.h): q4_0 has 18 for 32 weights, q8_0 34 for 32, q4_K 144 for 256, q5_K 176, q6_K 210. Mixtures'
 bits are those of Llama 3.1 8B's blocks."""
 
-import difflib
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -13,7 +12,7 @@ from foretrain.base.records import Note, Record
 from foretrain.config.checks import bad_value, value_as_written
 from foretrain.config.hub.facts import ModelFacts
 from foretrain.config.option import COST, EVERYTHING, LINK, NETWORK, PER_NODE, option, options_of
-from foretrain.config.words import NotPlanned, Typed, Vocabulary, as_word, converted
+from foretrain.config.words import NotPlanned, Typed, Vocabulary, converted
 from foretrain.hardware.catalogue import Gpu
 
 Engine = Literal["llama.cpp", "pytorch"]
@@ -197,15 +196,6 @@ def parse_inference(words: Sequence[str]) -> ParsedInference:
                 raise bad_value(option, word.value, value_as_written(word.value), word.written) from None
     notes = tuple(Note(id="typed_twice", values=each) for each in typed.twice)
     return ParsedInference(Inference.model_validate(typed.values), typed_words, typed.sources, left, notes)
-
-
-def asked_with(values: Mapping[str, Any]) -> Inference:
-    """Return what is asked by options by name. Raises UserError."""
-    known = Inference.model_fields
-    if unknown := [name for name in values if name not in known]:
-        near = difflib.get_close_matches(unknown[0], known, n=1)
-        raise UserError("usage.inference_unknown", name=unknown[0][:40], choices=listed(near or list(known)))
-    return parse_inference([as_word(name, value) for name, value in values.items()]).asked
 
 
 def resolved(model: str, facts: ModelFacts, asked: Inference, gpu: Gpu) -> tuple[Inference, Engine]:

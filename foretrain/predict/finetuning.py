@@ -94,8 +94,9 @@ class FineTuning:
         return Probe(value=value, verdict=verdict, needed_expected_bytes=made.needed_bytes)
 
 
-def of_plan(made: FineTunePlan) -> Forecast:
+def of_plan(made: FineTunePlan, source: ModelSource | None = None) -> Forecast:
+    """Return a plan as a forecast. `source`: the model with its whole config, which a trace needs."""
     prices = made.timing.prices if made.timing else PRICES
     unplanned: dict[str, Bound] = {name: made.bound for name in made.bounded_by if name not in made.tune.bounded_by}
-    run = FineTuning(made.source, made.tune, prices, unplanned)
+    run = FineTuning(source or made.source, made.tune, prices, unplanned)
     return Forecast(run, Placement(made.gpu, made.used_by_others_bytes), made)

@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -19,8 +18,8 @@ from foretrain.app import exact, run_report
 from foretrain.app.compare import compared
 from foretrain.app.explain import is_tracked, log_of
 from foretrain.app.limits import Limits
-from foretrain.app.plan import Cards, Look
-from foretrain.app.request import kind_of, request_of
+from foretrain.app.plan import Cards
+from foretrain.app.planning import kind_of, request_of
 from foretrain.base.errors import UserError
 from foretrain.base.files import first_bytes, not_written, read_text
 from foretrain.comparison.loss_axes import gather, loss_curves
@@ -28,7 +27,9 @@ from foretrain.comparison.sources import plans, runs
 from foretrain.comparison.sources.request import SourceRequest, take_apart
 from foretrain.measure.tune_record import SCHEMA as TUNING_SCHEMA
 from foretrain.measure.tune_record import Tuning
+from foretrain.predict.forecast import Forecast
 from foretrain.predict.plan import Plan
+from foretrain.predict.pretraining import of_plan
 from foretrain.reports import html
 from foretrain.reports.document import Document
 from foretrain.reports.shown import whole
@@ -112,7 +113,7 @@ def document(asked: Asked) -> tuple[str, Document]:
         _no_config(asked, one)
         made = plans.read(path)
         if isinstance(made, Plan):
-            return "plan", _of_plan(made, asked, None)
+            return "plan", _of_plan(of_plan(made), asked, None)
         _unused(asked, one, "exact")
         return "plan", whole(made)
     if snapshot_file.looks_like_one(path):
@@ -162,26 +163,25 @@ def _plan(asked: Asked, one: SourceRequest) -> Document:
     words = [one.path, *one.words, *asked.options]
     gpu, others = one.own.get("gpu", asked.cards.gpu), one.own.get("used_by_others", asked.cards.others)
     cards = replace(asked.cards, gpu=gpu, others=others)
-    request: Any = request_of(kind_of(words, cards), words, cards)
+    request = request_of(kind_of(words, cards), words, cards)
     asked.tell(tuple(note for note in request.notes if isinstance(note, UserError)))
-    made, *more = request.plans(Limits(asked.price, given=request.given))
+    made, *more = request.forecasts(Limits(asked.price))
     if more:
         raise UserError("usage.report_cards", count=1 + len(more))
-    if asked.exact and not hasattr(request, "traced"):
-        raise UserError("usage.inference_without", option="--exact")
-    if isinstance(made, Plan):
+    if isinstance(made.plan, Plan):
         return _of_plan(made, asked, _tuning(request.files[-1].with_suffix(".json")) if request.files else None)
-    return whole(request.traced(made, asked.listen, Look()) if asked.exact else made)
+    return whole((exact.traced(made, asked.listen) if asked.exact else made).plan)
 
 
-def _of_plan(made: Plan, asked: Asked, tuning: Tuning | None) -> Document:
-    step, traced = made.step, None
+def _of_plan(found: Forecast, asked: Asked, tuning: Tuning | None) -> Document:
+    moments = None
     if asked.exact:
-        made = exact.traced_plan(made, asked.listen)
-        traced = exact.moments_of(made, step, asked.listen)
-    advice = short_list(made, step)
-    around = outlook(made, step, traced=traced, tuning=tuning)
-    return document_of(made, advice, datetime.now(), around)
+        found = exact.traced(found, asked.listen)
+        moments = exact.moments_of(found, asked.listen)
+    made = found.plan
+    assert isinstance(made, Plan)
+    around = outlook(made, made.step, traced=moments, tuning=tuning)
+    return document_of(made, short_list(made, made.step), datetime.now(), around)
 
 
 def _tuning(path: Path) -> Tuning | None:

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from foretrain.advice.cards import compared
 from foretrain.advice.cluster import options_of
 from foretrain.advice.record import Advice, Advices
-from foretrain.app.request import PlanRequest
+from foretrain.app.request import Request
 from foretrain.base.errors import ConfigError, UserError
 from foretrain.base.messages import printable, say
 from foretrain.base.records import Record
@@ -34,7 +34,7 @@ def error_json(error: UserError) -> dict[str, Any]:
     return {"schema": "foretrain.error/1", "id": error.id, "message": printable(str(error)), "problems": listed}
 
 
-def plan_json(request: PlanRequest, plan: AnyPlan) -> dict[str, Any]:
+def plan_json(request: Request, plan: AnyPlan) -> dict[str, Any]:
     """Return a plan as the page shows it: verdict, key figures, memory of every phase, then the whole document."""
     shown = page_of(plan)
     document = document_json(shown.document, "terminal")  # pictures and figures stand above

@@ -8,10 +8,11 @@ from typing import Annotated, Any
 from pydantic import Field, StrictStr
 
 from foretrain.advice.advisor import advise as advise_plan
-from foretrain.app.limits import Limits
-from foretrain.app.plan import Look, card_here
+from foretrain.app.plan import card_here
+from foretrain.app.request import Request
 from foretrain.base import messages
 from foretrain.base.errors import UserError
+from foretrain.base.installation import Later
 from foretrain.base.messages import format_value, isolated, option_help, option_unit, printable, say
 from foretrain.base.records import Record
 from foretrain.config.finetune.options import ASKED, FINETUNE_OPTIONS
@@ -25,10 +26,13 @@ from foretrain.config.resolve import from_text, resolve, to_toml
 from foretrain.hardware.catalogue import Gpu, catalogue
 from foretrain.hardware.cpu import cpu_device
 from foretrain.hardware.devices import CPU, HERE
+from foretrain.predict.forecast import Forecast
 from foretrain.reports.document import Message
 from foretrain.web import form
 from foretrain.web.answers import SCHEMA, Made, advice_json, answered, cards_json, plan_json
 from foretrain.web.form import Form, Kind, Text, compared, line_of
+
+exact: Any = Later("foretrain.app.exact")  # the page plans without what traces need
 
 _STEPS = {"each": 1, "by64": 64, "cents": 0.02, "dimes": 0.1, "fifties": 50}
 _GROWTH = {"doubling": (1.0,), "halves": (1.0, 1.5)}
@@ -157,34 +161,34 @@ def start(no_exact: str, no_runs: str = "") -> dict[str, Any]:
 def plan(form: Form) -> Made:
     line = line_of(form)
     request = line.request()
-    (found,) = request.plans(Limits())
+    (found,) = request.plans()
     return 200, {**plan_json(request, found), "command": line.command()}
 
 
-def to_trace(form: Form) -> tuple[Any, Any]:
-    """Return the request of a form with its plan, where such a run is traced. Raises UserError."""
+def to_trace(form: Form) -> tuple[Request, Forecast]:
+    """Return the request of a form with its forecast, where such a run is traced. Raises UserError."""
     request = line_of(form).request()
-    if not hasattr(request, "traced"):
+    if form.kind == "generation":
         raise UserError("usage.inference_without", option="--exact")
-    return request, request.plans(Limits())[0]
+    (found,) = request.forecasts()
+    return request, found
 
 
 def traced(form: dict[str, Any], listen: Callable[[str], None]) -> dict[str, Any]:
     """The plan of a form with traced memory; `listen` hears how far the traces are. Raises UserError."""
     request, found = to_trace(Form.model_validate(form))
-    return plan_json(request, request.traced(found, listen, Look()))
+    return plan_json(request, exact.traced(found, listen).plan)
 
 
 def advise(form: dict[str, Any]) -> dict[str, Any]:
     asked = Form.model_validate(form)
-    request = line_of(asked).request()
-    (found,) = request.plans(Limits())
+    (found,) = line_of(asked).request().plans()
     return advice_json(found, advise_plan(found, goal=asked.goal).top(MOST_CHANGES))
 
 
 def cards(form: Form) -> Made:
     """The same run on several devices, one card each. Raises UserError."""
-    return 200, cards_json(compared(form).request().plans(Limits()))
+    return 200, cards_json(compared(form).request().plans())
 
 
 def read(found: Pasted) -> Made:

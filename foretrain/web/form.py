@@ -14,7 +14,8 @@ from pydantic import Field, StrictBool, StrictFloat, StrictInt, StrictStr
 
 from foretrain.advice.rules.base import Goal
 from foretrain.app.plan import Cards
-from foretrain.app.request import PlanRequest, PretrainingRequest, request_of
+from foretrain.app.planning import request_of
+from foretrain.app.request import PretrainingRequest, Request
 from foretrain.base.errors import ConfigError, UserError
 from foretrain.base.messages import printable
 from foretrain.base.records import Record
@@ -67,7 +68,7 @@ class Line(NamedTuple):
     cards: Cards
     model: ModelSource | None
 
-    def request(self) -> PlanRequest:
+    def request(self) -> Request:
         """Return what is asked. Raises UserError; ConfigError names every problem of the options."""
         kind, trainer = self.form.kind, self.form.trainer
         if kind != "pretraining":

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+import foretrain as library
 from foretrain.advice import advisor
 from foretrain.advice.advisor import advise
 from foretrain.advice.asked import Asked
@@ -13,7 +14,6 @@ from foretrain.advice.record import SCHEMA, Advice, Advices, Cards
 from foretrain.advice.rules import BY_ID, ORDER, RULES
 from foretrain.advice.rules.base import Change, Rule, State
 from foretrain.advice.rules.cards import counted
-from foretrain.app.cluster import advise_cluster, plan_cluster
 from foretrain.app.plan import resolved_of
 from foretrain.base.messages import has, say
 from foretrain.config.options import RunConfig
@@ -35,7 +35,7 @@ SMALL: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def found() -> Advices:
-    return advise_cluster("gpt2-124m", "2 x RTX 3090", goal="speed", **SMALL)
+    return library.advise("gpt2-124m", gpus="2 x RTX 3090", goal="speed", **SMALL)
 
 
 def shared(change: Advice) -> Cards:
@@ -139,13 +139,13 @@ def test_what_does_not_fit_gets_what_makes_it_fit() -> None:
         "compile": False,
     }
     big |= {"gradient_accumulation_steps": 4}
-    found = advise_cluster("gpt2-124m", "2 x RTX 3060 12GB", **big)
+    found = library.advise("gpt2-124m", gpus="2 x RTX 3060 12GB", **big)
     assert found.goal == "fit"
     assert not found.goal_given
     assert found.now.verdict == "does_not_fit"
     best = found.advised[0]
     changed = big | {s.option: s.after for s in best.settings}
-    made = plan_cluster("gpt2-124m", "2 x RTX 3060 12GB", **changed)
+    made = library.plan("gpt2-124m", gpus="2 x RTX 3060 12GB", **changed)
     assert made.verdict == "fits"
     assert best.effect.verdict == "fits"
     assert best.tokens_per_step == found.tokens_per_step
@@ -161,7 +161,7 @@ def test_where_nothing_helps_it_is_said() -> None:
         "gradient_accumulation_steps": 2,
     }
     huge |= {"block_size": 64, "compile": False, "activation_checkpointing": True}
-    made = plan_cluster("gpt2-124m", "2 x RTX 3060 12GB", **huge)
+    made = library.plan("gpt2-124m", gpus="2 x RTX 3060 12GB", **huge)
     found = advise(made, "foretrain")
     assert found.nothing_fits
     assert not found.advised
@@ -172,7 +172,7 @@ def test_where_nothing_helps_it_is_said() -> None:
 
 
 def test_asked_strategy_is_kept_unless_another_is_advised() -> None:
-    made = plan_cluster("gpt2-124m", "2 x RTX 3090", strategy="fsdp", **SMALL)
+    made = library.plan("gpt2-124m", gpus="2 x RTX 3090", strategy="fsdp", **SMALL)
     found = advise(made, "foretrain", "speed")
     assert found.way.strategy == "fsdp"
     ways = {rule: shared(change).way for change in found.advised for rule in change.rules}
@@ -190,14 +190,14 @@ def test_one_file_more_is_one_rule_more(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(advisor, "RULES", (*RULES, rule))
     monkeypatch.setitem(BY_ID, rule.id, rule)
     monkeypatch.setitem(ORDER, rule.id, len(RULES))
-    made = plan_cluster("gpt2-124m", "2 x RTX 3090", **SMALL)
+    made = library.plan("gpt2-124m", gpus="2 x RTX 3090", **SMALL)
     advised = {each.rules: each for each in advise(made, "foretrain", "speed").advised}
     assert advised["half_the_layers",].exactness == "other model"
 
 
 def test_a_lower_loss_is_what_a_new_plan_of_the_cards_says() -> None:
     options = {**SMALL, "gradient_accumulation_steps": 32, "max_iters": 20000}
-    lower = advise_cluster("gpt2-124m", "2 x RTX 3090", goal="quality", **options)
+    lower = library.advise("gpt2-124m", gpus="2 x RTX 3090", goal="quality", **options)
     assert lower.cluster is not None
     assert {each.rules[-1] for each in lower.advised} >= {"modern_recipe", "best_shape"}
     for change in lower.advised:
@@ -238,9 +238,9 @@ def test_buckets_of_ddp_are_told_with_their_figures() -> None:
     take; gradients of earlier micro-batches stay beside the buckets in any case. A plan with another size says what it
     saves."""
     few: dict[str, Any] = SMALL | {"batch_size": 1, "block_size": 64}
-    several = plan_cluster("gpt2-124m", "2 x RTX 3090", strategy="ddp", **few)
+    several = library.plan("gpt2-124m", gpus="2 x RTX 3090", strategy="ddp", **few)
     assert "bucket_view_same" in {each.reason for each in advise(several, "foretrain", "speed").useless}
-    made = plan_cluster("gpt2-124m", "2 x RTX 3090", strategy="ddp", **{**few, "gradient_accumulation_steps": 2})
+    made = library.plan("gpt2-124m", gpus="2 x RTX 3090", strategy="ddp", **{**few, "gradient_accumulation_steps": 2})
     told = {each.rule: each for each in advise(made, "foretrain", "speed").useless if each.values}
     assert 0 < told["bucket_view"].values["more"] <= 4 * made.one_card.counts.n_params
     best = made.best
@@ -267,12 +267,12 @@ def test_buckets_of_ddp_are_told_with_their_figures() -> None:
 def test_the_options_of_a_change_plan_what_it_promised(options: dict[str, Any], goal: Any) -> None:
     """Memory and time of the way that was meant, whatever a plan without them would pick."""
     asked = {**SMALL, **options}
-    made = plan_cluster("gpt2-124m", "2 x RTX 3090", **asked)
+    made = library.plan("gpt2-124m", gpus="2 x RTX 3090", **asked)
     advised = advise(made, "foretrain", goal).advised
     assert advised
     for change in advised:
         changed = {**asked, **options_of(made, change)}
-        again = plan_cluster("gpt2-124m", shared(change).text, link=shared(change).link, **changed)
+        again = library.plan("gpt2-124m", gpus=shared(change).text, link=shared(change).link, **changed)
         best = again.best or again.least
         assert best.id == shared(change).way.id, change.rules
         assert best.memory.needed_bytes == change.effect.needed_bytes, change.rules
@@ -282,14 +282,14 @@ def test_the_options_of_a_change_plan_what_it_promised(options: dict[str, Any], 
 def test_a_plan_keeps_to_the_options_that_were_given() -> None:
     """Gradients are held back, or not, as was said: of every strategy that can, and of the one that was named."""
     where = "2 x RTX 3090"
-    both = plan_cluster("gpt2-124m", where, strategy="fsdp", **SMALL)
+    both = library.plan("gpt2-124m", gpus=where, strategy="fsdp", **SMALL)
     assert set(both.ways) == {"fsdp", "fsdp_held"}
     for hold, way in ((True, "fsdp_held"), (False, "fsdp")):
-        made = plan_cluster("gpt2-124m", where, strategy="fsdp", hold_gradients=hold, **SMALL)
+        made = library.plan("gpt2-124m", gpus=where, strategy="fsdp", hold_gradients=hold, **SMALL)
         assert (made.chosen, made.ways) == (way, (way,))
-    any_way = plan_cluster("gpt2-124m", where, hold_gradients=True, **SMALL)
+    any_way = library.plan("gpt2-124m", gpus=where, hold_gradients=True, **SMALL)
     assert any_way.ways == ("ddp", "zero1", "fsdp_no_reshard_held", "fsdp_held")
-    one = plan_cluster(
-        "gpt2-124m", where, strategy="fsdp", hold_gradients=True, **{**SMALL, "gradient_accumulation_steps": 2}
+    one = library.plan(
+        "gpt2-124m", gpus=where, strategy="fsdp", hold_gradients=True, **{**SMALL, "gradient_accumulation_steps": 2}
     )
     assert one.chosen == "fsdp"  # one micro-batch a card: nothing to hold back

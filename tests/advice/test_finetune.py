@@ -30,7 +30,7 @@ MIXTURE = {"method": "lora", "batch_size": 1, "seq_len": 256}
 
 
 def a_plan(name: str = "smollm2-135m", gpu: str = CARD, **options: object) -> FineTunePlan:
-    return library.plan_finetune(name, gpu=gpu, **{"method": "lora", "batch_size": 1, **options})  # type: ignore[arg-type]
+    return library.plan(name, gpu=gpu, **{"method": "lora", "batch_size": 1, **options})  # type: ignore[arg-type]
 
 
 def next_command(shown: str) -> list[str]:
@@ -87,19 +87,19 @@ def words_of(options: dict[str, object]) -> list[str]:
     ("qwen3-8b", "full", ("qlora_of_unsloth",)),
 ])  # fmt: skip
 def test_what_unsloth_lets_fit_is_found(name: str, method: str, ids: tuple[str, ...]) -> None:
-    plan = library.plan_finetune(name, gpu="RTX 3060", method=method)
+    plan = library.plan(name, gpu="RTX 3060", method=method)
     assert plan.verdict == "does_not_fit"
     found = changes(plan)
     assert set(ids) in [set(change.rules) for change in found]
     for change in found:
-        again = library.plan_finetune(name, gpu="RTX 3060", **{"method": method, **change.options})
+        again = library.plan(name, gpu="RTX 3060", **{"method": method, **change.options})
         assert (again.verdict, again.needed_bytes) == ("fits", change.effect.needed_bytes)
 
 
 @pytest.mark.long
 def test_nothing_together_leaves_four_bits() -> None:
     """Of a model of 12 billion weights that nothing makes fit on 6 GB."""
-    found = changes(library.plan_finetune("gemma-3-12b", gpu="RTX 2060", method="qlora"))
+    found = changes(library.plan("gemma-3-12b", gpu="RTX 2060", method="qlora"))
     assert not [change for change in found if "method" in change.options]
     assert {change.effect.verdict for change in found} == {"does_not_fit"}
 
@@ -243,7 +243,7 @@ def test_the_advised_command_runs_as_printed_and_fits(words: tuple[str, ...]) ->
     names = [word.partition("=")[0] for word in command if word.startswith("--")]
     assert len(names) == len(set(names))
     assert {"--gpu", *(word.partition("=")[0] for word in words if word.startswith("--price"))} <= set(names)
-    first = library.advise_finetune(
+    first = library.advise(
         "smollm2-135m", CARD, used_by_others="1GB" if "1GB" in words else "",
         **parse_words([word for word in words if word not in ("--price", "0.35", "--used-by-others", "1GB")])[0],
     ).advised[0]  # fmt: skip
@@ -304,7 +304,7 @@ def test_quality_lists_what_fits_and_names_its_sources() -> None:
 
 
 def test_quality_of_full_fine_tuning_is_weights_in_fp32() -> None:
-    found = library.advise_finetune("llama-3.2-1b", "4090", method="full", goal="quality")
+    found = library.advise("llama-3.2-1b", "4090", method="full", goal="quality")
     assert [(each.rules, each.exactness) for each in found.advised] == [(("fp32_weights",), "exact")]
     with pytest.raises(UserError, match="fit, speed or cost"):
-        library.advise_inference("llama-3.2-1b", "4090", goal="quality")
+        library.advise("llama-3.2-1b", "4090", goal="quality", inference=True)

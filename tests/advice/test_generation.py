@@ -16,17 +16,17 @@ BEFORE: dict[str, Any] = {"weights": "bf16", "context": 8192}
 
 
 def advised(gpu: str = "RTX 4070", goal: Any = None, **options: Any) -> dict[str, Advice]:
-    found = library.advise_inference("llama-3.1-8b", gpu, goal=goal, **{**BEFORE, **options})
+    found = library.advise("llama-3.1-8b", gpu, goal=goal, **{**BEFORE, **options}, inference=True)
     return {change.rules[0]: change for change in found.advised}
 
 
 def again(change: Advice, **options: Any) -> Any:
-    return library.plan_inference("llama-3.1-8b", change.gpu, **{**BEFORE, **options, **change.options})
+    return library.plan("llama-3.1-8b", change.gpu, **{**BEFORE, **options, **change.options}, inference=True)
 
 
 @pytest.mark.parametrize("options", [{}, {"batch": 40, "weights": "q8_0"}, {"world": 2, "batch": 64}], ids=str)
 def test_each_change_is_what_its_plan_says(options: dict[str, Any]) -> None:
-    now = library.plan_inference("llama-3.1-8b", "RTX 4070", **{**BEFORE, **options})
+    now = library.plan("llama-3.1-8b", "RTX 4070", **{**BEFORE, **options}, inference=True)
     found = advised(**options)
     assert now.verdict == "does_not_fit"
     assert found
@@ -62,7 +62,7 @@ def test_faster_leads_and_cheaper_serves_more_texts() -> None:
     found = json.loads(foretrain(*words, "--goal", "cost", "--price", "0.4", "--json").stdout)
     first = found["advised"][0]
     assert first["rules"] == ["more_texts"]
-    made = library.plan_inference("llama-3.1-8b", "RTX 4090", **BEFORE, batch=first["settings"][0]["after"])
+    made = library.plan("llama-3.1-8b", "RTX 4090", **BEFORE, batch=first["settings"][0]["after"], inference=True)
     assert made.verdict == "fits"
     assert first["effect"]["money"] == pytest.approx(0.4 / 3600 * 1e6 / made.timing.tokens_per_s)
 

@@ -18,7 +18,8 @@ from rich.console import Console
 
 from foretrain.advice.asked import Asked
 from foretrain.advice.first_answer import first_answer
-from foretrain.analysis.components import Shown, explain, reconcile, timeline, with_numbers
+from foretrain.analysis.components import Shown, reconcile, timeline, with_numbers
+from foretrain.analysis.explanation import explain
 from foretrain.app.exact import check_snapshot, largest, write_snapshot
 from foretrain.base.cache import Cache
 from foretrain.base.errors import UserError
@@ -36,9 +37,9 @@ from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.forecast import Probe, Range
 from foretrain.predict.memory import predict
 from foretrain.predict.plan import Plan, plan
-from foretrain.predict.pretraining import RANGES
+from foretrain.predict.pretraining import RANGES, of_plan
 from foretrain.predict.search import search_outwards
-from foretrain.predict.spec import StepSpec
+from foretrain.predict.spec import STEP_NAMES, StepSpec
 from foretrain.predict.trace import interpreter, service
 from foretrain.predict.trace.forecast import traced
 from foretrain.predict.trace.memory import Exact
@@ -322,8 +323,8 @@ def test_formulas_with_numbers() -> None:
 def test_numbers_of_the_formulas_are_the_bytes() -> None:
     config = RunConfig.model_validate({**SMALL, "batch_size": 16, "compile": False})
     base = plan(config, GPU)
-    for step in ("foretrain", "nanogpt"):
-        for row in explain(base, step).sums:  # type: ignore[arg-type]
+    for step in STEP_NAMES:
+        for row in explain(base, step=step).worst.sums:
             if row.id != "rounding" and "…" not in row.numbers:
                 value = eval(row.numbers.replace("×", "*").replace(",", ""))
                 assert value == pytest.approx(row.size_bytes, rel=0.01, abs=32 * 1024), row
@@ -332,10 +333,10 @@ def test_numbers_of_the_formulas_are_the_bytes() -> None:
 def test_explanation_of_a_traced_plan() -> None:
     found = traced(small_plan())
     (trace,) = traces([Request(StepSpec.of(found.config, found.gpu, "nanogpt", dtype=found.dtype, compiled=False))])
-    answer = explain(found, "nanogpt", trace)
-    assert sum(group.size_bytes for group in answer.tensors) <= answer.phase.allocated_bytes
-    assert any(group.where == "transformer.h.*.mlp.c_fc.weight" and group.count == 2 for group in answer.tensors)
-    assert max(point.allocated_bytes for point in answer.timeline) == answer.phase.allocated_bytes
+    answer = explain(found, trace, step="nanogpt")
+    assert sum(group.size_bytes for group in answer.worst.tensors) <= answer.worst.memory.allocated_bytes
+    assert any(group.where == "transformer.h.*.mlp.c_fc.weight" and group.count == 2 for group in answer.worst.tensors)
+    assert max(point.allocated_bytes for point in answer.timeline) == answer.worst.memory.allocated_bytes
     assert len(answer.timeline) <= 401
     for point in answer.timeline:
         assert sum(point.by_component_bytes.values()) <= point.allocated_bytes + 64 * 1024
@@ -388,7 +389,7 @@ def test_only_a_reading_of_the_process_excludes_the_other_mode() -> None:
     for others in (0, 4000 * MIB):
         base = plan(config, GPU, used_by_others_bytes=others)
         for process, excluded in ((None, False), (3000 * MIB, True)):
-            found = explain(base, "nanogpt", observed_bytes=6582 * MIB, process_bytes=process)
+            found = explain(base, step="nanogpt", observed_bytes=6582 * MIB, process_bytes=process)
             said = "it did not run that way" in str(_texts(explain_view.document(found, base)))
             assert said == excluded, (others, process)
             (line,) = [line for line in found.lines if line.id == "process"]
@@ -400,7 +401,7 @@ def test_no_name_of_a_tensor_is_broken(width: int) -> None:
     found = traced(small_plan())
     (trace,) = traces([Request(StepSpec.of(found.config, found.gpu, "nanogpt", dtype=found.dtype, compiled=False))])
     console = Console(width=width, file=io.StringIO())
-    text.render(explain_view.document(explain(found, "nanogpt", trace), found), console)
+    text.render(explain_view.document(explain(found, trace, step="nanogpt"), found), console)
     assert "transformer.h.*.mlp.c_fc.weight" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -426,7 +427,7 @@ def test_largest_batch_is_one_below_what_dies() -> None:
         GPU,
         used_by_others_bytes=GPU.memory_bytes - GIB,
     )  # type: ignore[operator]
-    found = largest(base, "batch_size", list)
+    found = largest(of_plan(base), "batch_size", list)
     assert found.value
     assert not found.searched_all
     probes = {probe.value: probe for probe in found.probes}
@@ -443,7 +444,7 @@ def test_largest_batch_is_one_below_what_dies() -> None:
 
 def test_the_end_of_the_search_is_no_limit_of_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(RANGES, "batch_size", Range(1, 5))
-    found = largest(small_plan(), "batch_size", list)
+    found = largest(of_plan(small_plan()), "batch_size", list)
     assert (found.value, found.searched_all) == (5, True)
     text = str(_texts(limits_view.largest(small_plan(), found)))
     assert "fits" in text
@@ -456,16 +457,16 @@ def test_contexts_below_the_granule_are_looked_at(monkeypatch: pytest.MonkeyPatc
         return Probe(value=value, verdict=verdict, needed_expected_bytes=0, smallest_limit_bytes=0)
 
     monkeypatch.setattr("foretrain.app.exact.probe_of", probe)
-    found = largest(small_plan(), "block_size", list)
+    found = largest(of_plan(small_plan()), "block_size", list)
     assert found.value == 20
     assert {64, 20, 21} <= {each.value for each in found.probes}
 
 
 def test_largest_of_what_cannot_be_searched() -> None:
     with pytest.raises(UserError, match="n_layer"):
-        largest(small_plan(), "dropout", list)
+        largest(of_plan(small_plan()), "dropout", list)
     with pytest.raises(UserError, match="memory_limit"):
-        largest(plan(small_plan().config, find("Apple M4 Max")), "batch_size", list)
+        largest(of_plan(plan(small_plan().config, find("Apple M4 Max"))), "batch_size", list)
 
 
 # -- the command line --------------------------------------------------------------------------------------
@@ -601,7 +602,7 @@ def test_snapshot_follows_a_link_and_replaces_an_earlier_one(own_directory: Path
     Path("target.pickle").write_bytes(pickle.dumps({}))
     Path("link.pickle").symlink_to("target.pickle")
     found = traced(small_plan())
-    write_snapshot(found, "nanogpt", Path("link.pickle"), lambda state: None)
+    write_snapshot(of_plan(found.run_by("nanogpt")), Path("link.pickle"), lambda state: None)
     assert Path("link.pickle").is_symlink()
     assert len(snapshot.read(Path("target.pickle")).entries) > 500
     assert len(list(own_directory.iterdir())) == 2

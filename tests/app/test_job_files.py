@@ -63,18 +63,18 @@ def test_words_are_quoted() -> None:
 
 
 def test_a_job_has_the_options_of_the_strategy_that_is_meant() -> None:
-    plan = library.plan_cluster("gpt2-1558m", "8 x RTX 4090")
+    plan = library.plan("gpt2-1558m", gpus="8 x RTX 4090")
     assert plan.best is not None
     words = job_of(plan, ["gpt2-1558m"]).words
     assert words[1:] == plan.options_of(plan.best)
     assert f"--strategy={plan.best.strategy}" in words
-    same = library.plan_cluster("gpt2-1558m", "8 x RTX 4090", strategy=plan.best.strategy)
+    same = library.plan("gpt2-1558m", gpus="8 x RTX 4090", strategy=plan.best.strategy)
     assert not any(word.startswith("--strategy") for word in job_of(same, ["gpt2-1558m"]).words)
 
 
 def test_what_fits_in_no_way_gets_no_job() -> None:
     with refused("usage.job_does_not_fit"):
-        job_of(library.plan_cluster("gpt2-1558m", "2 x RTX 3060 12GB"), ["gpt2-1558m"])
+        job_of(library.plan("gpt2-1558m", gpus="2 x RTX 3060 12GB"), ["gpt2-1558m"])
 
 
 def test_the_command_writes_it_and_never_over_another(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from foretrain.app import kept_answers as kept
-from foretrain.app.plan import plan
+from foretrain.app.planning import plan
 from foretrain.base import messages
 from foretrain.base.cache import Cache
 from foretrain.base.installation import Later, installed

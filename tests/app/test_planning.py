@@ -1,4 +1,4 @@
-"""`foretrain.plan` and `plan_finetune` for Python: what is given decides, and the command line says the same."""
+"""`foretrain.plan` for Python: what is given decides, and the command line says the same."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from foretrain.base.errors import UserError
 from foretrain.config.presets import models
 from foretrain.reports.document import Axis, Bar, Curves, Message, StackedBars, Trace
 from foretrain.reports.shown import svg
-from tests.kit.command import REPO, foretrain, refused
+from tests.kit.command import REPO, foretrain
 
 ASKED = {"method": "lora", "seq_len": 512, "batch_size": 2, "gradient_checkpointing": True}
 
@@ -34,13 +34,13 @@ class Config:
 def test_a_fine_tuning_plan_by_name_is_that_of_the_command_line() -> None:
     words = ["--method", "lora", "--seq-len", "512", "--batch-size", "2", "--gradient-checkpointing", "--json"]
     shown = json.loads(foretrain("plan", "qwen3-0.6b", "--gpu", "RTX 4070", "--used-by-others", "1GB", *words).stdout)
-    made = library.plan_finetune("qwen3-0.6b", gpu="RTX 4070", used_by_others="1GB", **ASKED)
+    made = library.plan("qwen3-0.6b", gpu="RTX 4070", used_by_others="1GB", **ASKED)
     assert made.to_json() == {key: value for key, value in shown.items() if key not in ("schema", "advice")}
     assert library.plan("qwen3-0.6b", gpu="RTX 4070", used_by_others=10**9, **ASKED) == made
 
 
 def test_a_config_in_memory_is_planned_as_its_file() -> None:
-    made, named = (library.plan_finetune(each, gpu="4070", **ASKED) for each in (Config(), "qwen3-0.6b"))
+    made, named = (library.plan(each, gpu="4070", **ASKED) for each in (Config(), "qwen3-0.6b"))
     assert (made.memory, made.counts, made.timing) == (named.memory, named.counts, named.timing)
     assert library.plan(Config(), gpu="4070", name="mine", **ASKED).name == "mine"
 
@@ -48,21 +48,22 @@ def test_a_config_in_memory_is_planned_as_its_file() -> None:
 def test_what_is_given_decides() -> None:
     assert isinstance(library.plan("qwen3-0.6b", gpu="4070"), library.Plan)  # our own preset of that name
     assert isinstance(library.plan("qwen3-0.6b", gpu="4070", method="qlora"), library.FineTunePlan)
-    with refused("usage.plan_finetune", match="plan_finetune"):
-        library.plan("hf:Qwen/Qwen3-0.6B", gpu="4070")
+    full = library.plan("hf:Qwen/Qwen3-0.6B", gpu="4070")
+    assert isinstance(full, library.FineTunePlan)
+    assert full.tune.method == "full"
     logged = library.plan("qwen3-0.6b", gpu="4070", method="lora", step_s=4.0).timing
     assert (logged.source, logged.tokens_per_s) == ("measured (log)", 2048 / 4.0)
     with pytest.raises(UserError, match="full, lora, qlora"):
         library.plan("qwen3-0.6b", gpu="4070", method="lori")
     with pytest.raises(UserError):
-        library.plan_finetune(Config(), gpu="4070", model="another")
+        library.plan(Config(), gpu="4070", model="another", method="full")
     unknown: Any = SimpleNamespace(model_type="none", to_dict=lambda: {"model_type": "none"})
     with pytest.raises(UserError):
         library.plan(unknown, gpu="4070")
 
 
 def test_plans_draw_themselves() -> None:
-    for made in (library.plan("gpt2-124m", gpu="4070"), library.plan_finetune("smollm2-135m", gpu="4070", **ASKED)):
+    for made in (library.plan("gpt2-124m", gpu="4070"), library.plan("smollm2-135m", gpu="4070", **ASKED)):
         html = made._repr_html_() or ""
         assert html.startswith("<pre")
         picture = ElementTree.fromstring(html[html.index("<svg") : html.index("</svg>") + 6])

@@ -10,7 +10,7 @@ import pytest
 from foretrain.advice.advisor import advise
 from foretrain.advice.asked import Asked
 from foretrain.advice.first_answer import first_answer
-from foretrain.analysis.components import explain
+from foretrain.analysis.explanation import explain
 from foretrain.analysis.forecast_check import check_forecast
 from foretrain.analysis.run import explain_run
 from foretrain.app.plan import Cards, Target, make_plan
@@ -216,9 +216,9 @@ def test_need_is_explained_and_compared_by_the_largest_phase() -> None:
     assert (tensors.phase, needs.phase) == ("steady_step", "evaluate_steady")
     assert needs.needed_low_bytes > tensors.needed_high_bytes
 
-    found = explain(made, "foretrain")
+    found = explain(made, step="foretrain")
     process = next(line for line in found.lines if line.id == "process")
-    assert (found.phase.phase, process.high_bytes) == ("evaluate_steady", needs.needed_high_bytes)
+    assert (found.phase, process.high_bytes) == ("evaluate_steady", needs.needed_high_bytes)
     shown = plan_view.document(made)
     said = [block.message for part in shown.sections for block in part.blocks if isinstance(block, Paragraph)]
     legend = next(message for message in said if message.id == "plan.legend")

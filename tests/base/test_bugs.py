@@ -128,7 +128,7 @@ def test_a_bug_behind_the_page_is_a_sentence(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_page_s_children_answer_with_the_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foretrain.app.exact.traced_plan", broken)
+    monkeypatch.setattr("foretrain.app.exact.traced", broken)
     monkeypatch.setattr(routes, "made", broken)
     monkeypatch.setattr(calls, "advise", broken)
     asked = {"exact": {"model": "baby"}, "comparison": [], "advice": {}}

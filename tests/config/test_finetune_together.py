@@ -145,7 +145,7 @@ def test_flash_attention_2_runs_from_ampere_on() -> None:
             assert has_flash_2(gpu) == (gpu.architecture not in older), gpu.name
     for name in ("T4", "V100 PCIe 16GB"):
         with pytest.raises(UserError, match="flash_attention_2"):
-            library.plan_finetune(MODEL, name, method="lora", attn="flash_attention_2")
+            library.plan(MODEL, name, method="lora", attn="flash_attention_2")
 
 
 @pytest.mark.parametrize(("word", "said"), [

@@ -21,14 +21,14 @@ def pretraining(n: int) -> foretrain.Plan:
 
 
 def finetuning(n: int) -> foretrain.FineTunePlan:
-    return foretrain.plan_finetune(
+    return foretrain.plan(
         ("smollm2-135m", "qwen2.5-0.5b")[n % 2], method=("lora", "qlora", "full")[n % 3], gpu="RTX 4090",
         batch_size=1 + n, seq_len=128 * (1 + n),
     )  # fmt: skip
 
 
 def cards(n: int) -> foretrain.ClusterPlan:
-    return foretrain.plan_cluster(
+    return foretrain.plan(
         "baby", gpus=f"{2 + n} x RTX 3090", n_layer=2 + n, n_head=2, n_embd=64, block_size=64, batch_size=2 + n,
         gradient_accumulation_steps=2 + n, compile=n % 2 == 0,
     )  # fmt: skip
@@ -36,7 +36,7 @@ def cards(n: int) -> foretrain.ClusterPlan:
 
 def inference(n: int) -> foretrain.InferencePlan:
     name, weights = ("smollm2-135m", "qwen3-0.6b")[n % 2], ("bf16", "q4_0", "int8")[n % 3]
-    return foretrain.plan_inference(name, gpu="RTX 3060", weights=weights)
+    return foretrain.plan(name, gpu="RTX 3060", weights=weights, inference=True)
 
 
 KINDS = ((pretraining, 24), (finetuning, 6), (cards, 4), (inference, 6))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from foretrain.app.cluster import plan_cluster
+from foretrain.app.planning import plan
 
 pytest.importorskip("torch")
 
@@ -76,7 +76,7 @@ def test_gathering_in_half_precision_changes_what_is_learned() -> None:
 
 
 def test_the_forecast_is_that_of_a_plan_for_as_many_cards() -> None:
-    made = plan_cluster("gpt2-124m", "2 x RTX 3090", compile=False, strategy="fsdp", hold_gradients=True)
+    made = plan("gpt2-124m", gpus="2 x RTX 3090", compile=False, strategy="fsdp", hold_gradients=True)
     config, gpu, best = made.config, find("RTX 3090"), made.best
     assert best.time is not None
     assert best.id == "fsdp_held"

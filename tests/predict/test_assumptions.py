@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from foretrain.analysis.components import explain
-from foretrain.app.limits import Limits
+from foretrain.analysis.explanation import explain
 from foretrain.app.plan import Target, make_plan
 from foretrain.comparison.sources.plans import with_vocabulary
 from foretrain.config.resolve import from_text, resolve
@@ -76,7 +75,7 @@ def test_every_command_says_the_assumption_at_its_top(config: str) -> None:
 
 def test_the_explanation_says_it_too(config: str) -> None:
     made = make_plan(resolve([config]), Target(find("4070"), 0))
-    shown = explain_view.document(explain(made, made.step, None), made).sections[0].blocks  # estimated: no trace
+    shown = explain_view.document(explain(made), made).sections[0].blocks  # estimated: no trace
     assert any(isinstance(block, Paragraph) and block.message.id == "assumed.vocab_of_nanogpt" for block in shown)
 
 
@@ -84,7 +83,7 @@ def test_a_pasted_config_has_it_too() -> None:
     found = from_text(SHAKESPEARE_CHAR, "train_shakespeare_char.py")
     assert "vocab_size" not in found.sources  # so the form leaves it open
     form = Form(values={key: getattr(found.config, key) for key in found.sources})
-    (made,) = line_of(form).request().plans(Limits())
+    (made,) = line_of(form).request().plans()
     assert made.config.vocab_size == 65
     assert [note.id for note in made.assumptions] == ["vocab_of_nanogpt"]
 

@@ -235,7 +235,7 @@ def test_hsdp_needs_several_nodes_of_several_cards() -> None:
 
 @pytest.fixture(scope="module")
 def pair() -> ClusterPlan:
-    return library.plan_cluster("gpt2-124m", PAIR)
+    return library.plan("gpt2-124m", gpus=PAIR)
 
 
 def test_a_plan_is_whole_and_goes_through_json(pair: ClusterPlan) -> None:
@@ -249,7 +249,7 @@ def test_a_plan_is_whole_and_goes_through_json(pair: ClusterPlan) -> None:
 
 
 def test_money_and_energy_are_those_of_all_cards(pair: ClusterPlan) -> None:
-    rented = library.plan_cluster("gpt2-124m", PAIR, price_per_hour=0.5)
+    rented = library.plan("gpt2-124m", gpus=PAIR, price_per_hour=0.5)
     best, same = rented.best, pair.best
     assert best.timing.rent_expected == pytest.approx(2 * 0.5 * best.timing.total_s.expected_s / 3600)
     assert same.timing is not None
@@ -272,7 +272,7 @@ def test_nccls_memory_is_in_what_a_card_needs(pair: ClusterPlan) -> None:
 def test_sharding_needs_less_of_a_card_the_more_there_are() -> None:
     needs = {}
     for count in (2, 8):
-        plan = library.plan_cluster("gpt2-124m", f"{count} x A100 SXM4 80GB", batch_size=4, compile=False)
+        plan = library.plan("gpt2-124m", gpus=f"{count} x A100 SXM4 80GB", batch_size=4, compile=False)
         needs[count] = {rank.id: rank.memory.worst.allocated_bytes for rank in plan.ranks}
     assert needs[8]["fsdp"] < needs[2]["fsdp"] < needs[2]["zero1"] < needs[2]["ddp"]
     assert needs[8]["ddp"] == needs[2]["ddp"]
@@ -280,7 +280,7 @@ def test_sharding_needs_less_of_a_card_the_more_there_are() -> None:
 
 def test_only_what_one_card_cannot_hold_is_needed() -> None:
     wide = {"n_layer": 2, "n_head": 64, "n_embd": 8192, "batch_size": 1, "gradient_accumulation_steps": 8}
-    plan = library.plan_cluster({**wide, "compile": False}, "8 x RTX 4090")
+    plan = library.plan({**wide, "compile": False}, gpus="8 x RTX 4090")
     assert plan.one_card.verdict_of("foretrain") == "does_not_fit"
     assert plan.best.strategy.startswith("fsdp")
     assert plan.pays.word == "needed"
@@ -288,35 +288,33 @@ def test_only_what_one_card_cannot_hold_is_needed() -> None:
 
 
 def test_what_helps_was_planned_and_pays() -> None:
-    plan = library.plan_cluster("gpt2-124m", PAIR, gradient_accumulation_steps=2)
+    plan = library.plan("gpt2-124m", gpus=PAIR, gradient_accumulation_steps=2)
     assert plan.pays.word in ("little", "link_decides")
     change = next(each for each in plan.pays.changes if each.what == "accumulation")
-    again = library.plan_cluster("gpt2-124m", PAIR, gradient_accumulation_steps=change.accumulation)
+    again = library.plan("gpt2-124m", gpus=PAIR, gradient_accumulation_steps=change.accumulation)
     assert again.pays.word == "pays"
     same = next(rank for rank in again.ranks if rank.strategy == change.strategy and rank.syncs_each)
     assert same.speed_up == change.speed_up
     # Of several micro-batches FSDP can hold back the sums until the last one, which with one there is nothing to.
     assert again.best.speed_up.expected >= change.speed_up.expected
-    fewer = library.plan_cluster("gpt2-124m", PAIR, gradient_accumulation_steps=change.accumulation // 2)
+    fewer = library.plan("gpt2-124m", gpus=PAIR, gradient_accumulation_steps=change.accumulation // 2)
     assert fewer.pays.word != "pays"
 
 
 def test_batch_size_auto_takes_the_largest_that_fits_every_rank() -> None:
     small = {"n_layer": 2, "compile": False, "block_size": 1024}
-    plan = library.plan_cluster({**small, "batch_size": "auto", "total_batch_size": 131_072}, PAIR)
+    plan = library.plan({**small, "batch_size": "auto", "total_batch_size": 131_072}, gpus=PAIR)
     assert plan.verdict == "fits"
     assert plan.config.tokens_per_step == 131_072
     larger = plan.config.batch_size * 2
-    with_larger = library.plan_cluster(
-        {**small, "batch_size": larger, "gradient_accumulation_steps": 128 // larger}, PAIR
-    )
+    with_larger = library.plan({**small, "batch_size": larger, "gradient_accumulation_steps": 128 // larger}, gpus=PAIR)
     assert with_larger.verdict != "fits"
 
 
 @pytest.mark.parametrize("recipe", ["nanogpt", "modern", "llama"])
 def test_every_family_is_planned(recipe: str) -> None:
     optimizer = {"optimizer": "adamw"} if recipe != "nanogpt" else {}
-    plan = library.plan_cluster("baby", PAIR, recipe=recipe, gradient_accumulation_steps=2, compile=False, **optimizer)
+    plan = library.plan("baby", gpus=PAIR, recipe=recipe, gradient_accumulation_steps=2, compile=False, **optimizer)
     assert plan.verdict == "fits"
     assert {rank.strategy for rank in plan.ranks} == {"ddp", "zero1", "fsdp", "fsdp_no_reshard"}
     assert all(rank.time for rank in plan.ranks)
@@ -452,7 +450,7 @@ def test_published_times_are_met_as_the_page_says() -> None:
 def test_steps_within_a_limit_fit_and_one_more_does_not(text: str, pair: ClusterPlan) -> None:
     limit = parse_limit(text)
     found = within(of_cluster(pair), limit)
-    again = library.plan_cluster(found.plan.config, PAIR)  # type: ignore[union-attr]
+    again = library.plan(found.plan.config, gpus=PAIR)  # type: ignore[union-attr]
     assert found.plan.timing == again.timing
     assert found.plan.pays.saved_s == again.pays.saved_s  # type: ignore[union-attr]
     spent = found.plan.timing
@@ -465,9 +463,9 @@ def test_largest_value_fits_several_cards_and_next_does_not(pair: ClusterPlan) -
     found = largest(of_cluster(pair), "batch_size")
     assert found.value
     assert found.value > pair.config.batch_size
-    alone = library.plan_cluster(pair.config, PAIR, batch_size=found.value)
+    alone = library.plan(pair.config, gpus=PAIR, batch_size=found.value)
     assert alone.verdict == "fits"
-    assert library.plan_cluster(pair.config, PAIR, batch_size=found.value + 1).verdict != "fits"
+    assert library.plan(pair.config, gpus=PAIR, batch_size=found.value + 1).verdict != "fits"
 
 
 def test_a_limit_of_several_cards_is_written_as_a_config() -> None:

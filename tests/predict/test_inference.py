@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import foretrain as library
 from foretrain.advice.record import Advice
 from foretrain.app.finetune import advised
-from foretrain.app.generation import model_named_by, model_of_words
+from foretrain.app.generation import model_of_words
 from foretrain.app.plan import resolved_of
 from foretrain.base.errors import UserError
 from foretrain.base.units import GIB, MIB
@@ -51,7 +51,7 @@ def published(name: str) -> ModelFacts:
 
 
 def planned(name: str = "llama-3.1-8b", gpu: str = "RTX 4070", **options: Any) -> InferencePlan:
-    return library.plan_inference(name, gpu, **options)
+    return library.plan(name, gpu, **options, inference=True)
 
 
 # -- counts ------------------------------------------------------------------------------------------------------
@@ -127,10 +127,12 @@ def test_the_cache_of_our_models_is_as_large_as_planned(recipe: dict[str, Any]) 
     config = tiny(**{"dropout": 0.0, "bias": False, **recipe})
     reader = Reader(make_model(config))
     reader.read([1, 2])
-    plan = library.plan_inference(config, "RTX 4070", kv="f32")
+    plan = library.plan(config, "RTX 4070", kv="f32", inference=True)
     assert plan.asked.context == config.block_size
     assert plan.memory.neediest.bytes_of("kv_cache") == reader.cache.nbytes
-    assert library.plan_inference(config, "RTX 4070").memory.neediest.bytes_of("kv_cache") * 2 == reader.cache.nbytes
+    assert (
+        library.plan(config, "RTX 4070", inference=True).memory.neediest.bytes_of("kv_cache") * 2 == reader.cache.nbytes
+    )
 
 
 @pytest.mark.parametrize("changes", [{}, {"q_lora_rank": None}, {"n_routed_experts": 4, "num_experts_per_tok": 3}])
@@ -157,7 +159,7 @@ def fitting(plan: InferencePlan) -> dict[str, Advice]:
 
 
 def changed(plan: InferencePlan, change: Advice, **options: Any) -> InferencePlan:
-    return library.plan_inference(plan.name, plan.gpu.name, **{**options, **change.options})
+    return library.plan(plan.name, plan.gpu.name, **{**options, **change.options}, inference=True)
 
 
 # -- answers -----------------------------------------------------------------------------------------------------
@@ -230,15 +232,15 @@ def test_published_files_of_other_models_are_as_large(model: str, weights: str, 
 
 
 def test_without_weights_the_best_format_that_fits_is_planned() -> None:
-    plan = library.plan_inference("qwen3-30b-a3b", "RTX 4060 Ti 16GB")
+    plan = library.plan("qwen3-30b-a3b", "RTX 4060 Ti 16GB", inference=True)
     assert (plan.verdict, plan.asked.weights) == ("fits", "q3_k_m")
     assert plan.formats[0].weights == "bf16"
     for each in plan.formats:
-        again = library.plan_inference("qwen3-30b-a3b", "RTX 4060 Ti 16GB", weights=each.weights)
+        again = library.plan("qwen3-30b-a3b", "RTX 4060 Ti 16GB", weights=each.weights, inference=True)
         assert (again.needed_bytes, again.longest_context) == (each.needed_bytes, each.longest_context)
     assert next(each.weights for each in plan.formats if each.longest_context >= 4096) == "q3_k_m"
-    assert library.plan_inference("qwen3-0.6b", "RTX 4090").asked.weights == "bf16"
-    none = library.plan_inference("llama-3.3-70b", "RTX 4060")
+    assert library.plan("qwen3-0.6b", "RTX 4090", inference=True).asked.weights == "bf16"
+    none = library.plan("llama-3.3-70b", "RTX 4060", inference=True)
     assert (none.verdict, none.asked.weights) == ("does_not_fit", "bf16")
     assert none.smallest is not None
     said = foretrain("plan", "llama-3.3-70b", "--inference", "--gpu", "4060").stdout
@@ -253,7 +255,7 @@ def test_a_prompt_is_never_cut() -> None:
     assert plan.smallest.card_bytes > plan.smallest.needed_bytes > 12 * GIB
     assert planned(gpu=plan.smallest.card, weights="iq1_s", prompt=100_000, context=120_000).verdict == "fits"
     smaller = [card for card in catalogue().values() if (card.memory_bytes or 0) < plan.smallest.card_bytes]
-    verdicts = {library.plan_inference("llama-3.1-8b", card, weights="iq1_s", context=120_000).verdict
+    verdicts = {library.plan("llama-3.1-8b", card, weights="iq1_s", context=120_000, inference=True).verdict
                 for card in smaller if card.kind == "cuda"}  # fmt: skip
     assert verdicts <= {"does_not_fit", "tight"}
 
@@ -333,7 +335,7 @@ def test_words_and_models() -> None:
     )
     assert (asked.context, asked.weights, asked.batch, left) == (32_768, "Q4-K-M", 10, ["my.toml", "--n_layer=2"])
     assert facts_to_generate(model_of_words(["gpt2-124m", "--n_layer=2"])).n_layer == 2
-    assert facts_to_generate(model_named_by({"n_layer": 3})).n_layer == 3
+    assert library.plan({"n_layer": 3}, "RTX 4070", inference=True).facts.n_layer == 3
     assert planned(weights="fp16").asked.weights == "f16"
     assert planned(gpu="V100 SXM2 32GB").asked.weights == "f16"  # the published bf16, which this card has not
     assert planned("gpt2", context=4096).notes[0].id == "inference_beyond"
@@ -524,4 +526,4 @@ def test_report_of_generating_text_has_the_figures_of_plan(tmp_path: Path) -> No
 def test_the_model_that_a_trainers_file_names_generates_text(tmp_path: Path) -> None:
     file = tmp_path / "train.yaml"
     file.write_text("base_model: Qwen/Qwen3-0.6B\nadapter: lora\nmicro_batch_size: 1\nsequence_len: 512\n")
-    assert library.plan_inference(file, "RTX 4070").name == "qwen3-0.6b"
+    assert library.plan(file, "RTX 4070", inference=True).name == "qwen3-0.6b"

@@ -20,8 +20,8 @@ from foretrain.advice.advisor import advise
 from foretrain.advice.asked import Asked
 from foretrain.advice.cards import compared
 from foretrain.advice.record import Advices
-from foretrain.analysis.components import Explanation
-from foretrain.analysis.components import explain as explanation
+from foretrain.analysis.explanation import Explanation
+from foretrain.analysis.explanation import explain as explanation
 from foretrain.analysis.log_analysis import LogAnalysis, analyse
 from foretrain.app.explain import LogExplanation
 from foretrain.base import messages
@@ -385,7 +385,7 @@ def trained() -> Document:
 @cache
 def observed() -> Explanation:
     readings = {"observed_bytes": 6582 * 2**20, "process_bytes": 4464 * 2**20}
-    return explanation(planned("gpt2-124m", "4070"), "nanogpt", **readings)
+    return explanation(planned("gpt2-124m", "4070"), step="nanogpt", **readings)
 
 
 def verified() -> Document:

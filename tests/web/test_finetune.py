@@ -15,7 +15,7 @@ import foretrain as library
 from foretrain.advice.asked import Asked as Typed
 from foretrain.advice.cards import compared
 from foretrain.app.finetune import plan_question, question
-from foretrain.app.planning import advise_finetune
+from foretrain.app.planning import advise
 from foretrain.base import messages
 from foretrain.config.finetune.options import ASKED, FINETUNE_OPTIONS, FineTune
 from foretrain.config.finetune.read import read_finetune, read_pasted, shortened
@@ -81,7 +81,7 @@ def test_one_question_has_one_answer(client: TestClient) -> None:
     """A model, a method and a card, and nothing else said: one sequence at a time, with checkpointing."""
     typed = plan_question(question("qwen3-8b", ["--method=qlora"]), "RTX 4090")
     assert (typed.tune.batch_size, typed.tune.seq_len, typed.tune.gradient_checkpointing) == (1, 2048, True)
-    in_python = library.plan_finetune("qwen3-8b", gpu="RTX 4090", method="qlora")
+    in_python = library.plan("qwen3-8b", gpu="RTX 4090", method="qlora")
     on_the_page = tuned(client, "plan", {"model": "qwen3-8b", "values": {"method": "qlora"}})
     assert in_python.memory == typed.memory
     assert on_the_page["config"] == {**typed.tune.model_dump(), "dtype": "auto", "amp": "auto", **PRICES.model_dump()}
@@ -256,7 +256,7 @@ def test_what_is_pasted_is_bounded(client: TestClient) -> None:
 
 def test_advice_is_the_terminals_and_holds(client: TestClient) -> None:
     answer = calls.advise({"kind": "fine-tuning", **OVER})
-    found = advise_finetune("gpt2", CARD, batch_size=64)
+    found = advise("gpt2", CARD, batch_size=64, method="full")
     assert [change["text"] for change in answer["changes"]] == [short(None, change) for change in found.advised[:8]]
     best = answer["changes"][0]
     table = answer["sections"][answer["list"]]["blocks"][0]

@@ -9,7 +9,7 @@ pytest.importorskip("uvicorn")
 
 from starlette.testclient import TestClient
 
-from foretrain.app.cluster import plan_cluster
+from foretrain.app.planning import plan
 from foretrain.base import messages
 from foretrain.base.messages import say
 from foretrain.base.units import format_bytes
@@ -29,7 +29,7 @@ ASKED: dict[str, Any] = {"model": "gpt2-124m", "values": VALUES, "gpu": "RTX 309
 def test_several_cards_are_the_plan_of_the_command_line(client: TestClient) -> None:
     """One use case: the strategies, their needs and the sentence are those of `plan --gpus` with the same words."""
     answer = post(client, "/api/plan", ASKED)
-    made = plan_cluster("gpt2-124m", "2 x RTX 3090", used_by_others="1GB", **VALUES)
+    made = plan("gpt2-124m", gpus="2 x RTX 3090", used_by_others="1GB", **VALUES)
     rows = {row[0]: row for row in answer["table"]["rows"]}
     assert list(rows) == ["DDP", "ZeRO-1", *(row for row in rows if row.startswith("FSDP2"))]
     assert len(rows) == len({rank.strategy for rank in made.ranks})

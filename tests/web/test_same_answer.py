@@ -14,7 +14,6 @@ from starlette.testclient import TestClient
 
 from foretrain.advice.advisor import advise
 from foretrain.advice.record import SCHEMA as ADVICE
-from foretrain.app.limits import Limits
 from foretrain.hardware import devices
 from foretrain.predict.plan import SCHEMA
 from foretrain.web.form import Form, line_of
@@ -57,7 +56,7 @@ def unchanging(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_a_plan_of_the_page_is_the_terminals(kind: str) -> None:
     form = Form.model_validate(FORMS[kind])
     line = line_of(form)
-    (plan,) = line.request().plans(Limits())
+    (plan,) = line.request().plans()
     answer = told(*shlex.split(line.command())[1:])
     del answer["advice"]
     assert json.dumps(json.loads(json.dumps(plan.to_json(schema=SCHEMA)))) == json.dumps(answer)
@@ -67,7 +66,7 @@ def test_a_plan_of_the_page_is_the_terminals(kind: str) -> None:
 def test_advice_of_the_page_is_the_terminals(kind: str) -> None:
     form = Form.model_validate({**FORMS[kind], "goal": "fit"})
     request, words = line_of(form).request(), shlex.split(line_of(form).command())[2:]
-    (plan,) = request.plans(Limits())
+    (plan,) = request.plans()
     answer = told("advise", *words, "--goal", "fit", "--top", "100")
     assert json.loads(json.dumps(advise(plan, goal="fit").to_json(schema=ADVICE))) == answer
 

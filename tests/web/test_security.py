@@ -23,7 +23,6 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from foretrain.analysis.live import ObservedRun, lock_is_held
-from foretrain.app.limits import Limits
 from foretrain.base.errors import UserError
 from foretrain.web import calls, guard, routes
 from foretrain.web.form import Form, line_of
@@ -226,7 +225,7 @@ def test_datasets_are_looked_up_and_never_joined(tmp_path: Path, monkeypatch: py
     (tmp_path / "data" / "link").symlink_to(tmp_path / "outside")
 
     def tokens(name: str, count: str = "1") -> int | None:
-        (plan,) = line_of(Form(values={"dataset": name}, count=count)).request().plans(Limits())
+        (plan,) = line_of(Form(values={"dataset": name}, count=count)).request().plans()
         return (plan.one_card if count != "1" else plan).work.dataset_tokens
 
     assert tokens("inside") == tokens("inside", "2") == 999

@@ -8,7 +8,9 @@ from foretrain.base.installation import Later
 from foretrain.cli.command import OF_CONFIG, command, flag, json_option, option, quiet_option, words_argument
 from foretrain.cli.planning import options
 
-printing, reading = Later("foretrain.cli.planning.printing"), Later("foretrain.cli.planning.reading")
+answering, printing, reading = (
+    Later(f"foretrain.cli.planning.{name}") for name in ("answering", "printing", "reading")
+)
 
 EPILOG = """Examples:
 foretrain plan gpt2-124m --gpu "RTX 4070" --used-by-others 2GB
@@ -130,4 +132,4 @@ def plan_command(context: click.Context, words: list[str], **given: object) -> N
     if given["inference"] and (found := reading.models_asked(context, words)):
         printing.models(found, context.params)
         return
-    reading.print_kept(context, words, lambda request: printing.answer(context, request, words))
+    reading.print_kept(context, words, lambda request: answering.answer(context, request, words))

@@ -4,8 +4,8 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,13 +15,14 @@ import click
 from foretrain.advice.asked import Asked
 from foretrain.app import kept_answers
 from foretrain.app.plan import Cards
-from foretrain.app.request import PlanRequest, PretrainingRequest, kind_of, request_of
+from foretrain.app.planning import kind_of, request_of
+from foretrain.app.request import PretrainingRequest, Request
 from foretrain.base.errors import UserError
 from foretrain.base.installation import Later
+from foretrain.base.messages import say
 from foretrain.base.process_memory import collected_seldom
 from foretrain.base.records import Note
-from foretrain.cli.common import OUT, need_one_of, print_notes, print_said
-from foretrain.cli.planning import exact
+from foretrain.cli.common import OUT, need_one_of, print_notes, print_said, working
 from foretrain.config.presets import is_surely_asked
 from foretrain.config.resolve import ResolvedConfig
 from foretrain.predict.finetune import traced
@@ -64,6 +65,21 @@ GENERATION = {  # which options go with generating text
 }
 
 
+@contextmanager
+def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
+    """A line on stderr that moves while workers trace; nothing where nobody watches."""
+    with working(say("exact.tracing", state=""), quiet=quiet) as show:
+        yield lambda text: show(say("exact.tracing", state=text))
+
+
+@contextmanager
+def unasked_progress(quiet: bool) -> Iterator[Callable[[str], None]]:
+    """The same of a trace that nobody asked for; a sentence says what it is for."""
+    print_said((Note(id="family_tracing", values={}),), quiet=quiet)
+    with progress(quiet) as show:
+        yield show
+
+
 def is_typed(context: click.Context, name: str) -> bool:
     """Return whether an option was given on the command line."""
     source = context.get_parameter_source(name)
@@ -74,7 +90,7 @@ def spelled(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def read(context: click.Context, words: list[str]) -> PlanRequest:
+def read(context: click.Context, words: list[str]) -> Request:
     """Return what is asked, and print its notes. Raises UserError for options that do not go together."""
     given = context.params
     gpu = given["gpu"]
@@ -89,7 +105,7 @@ def read(context: click.Context, words: list[str]) -> PlanRequest:
     _check_options(context, kind)
     check_cards(context)
     if kind in ("fine-tuning", "generation"):
-        context.with_resource(traced.shown_by(partial(exact.unasked_progress, given["quiet"])))
+        context.with_resource(traced.shown_by(partial(unasked_progress, given["quiet"])))
     found = request_of(kind, words, cards, given.get("data_tokens") or "")
     if kind == "pretraining":
         assert isinstance(found, PretrainingRequest)
@@ -121,7 +137,7 @@ class Copy:
         return getattr(self.stream, name)
 
 
-def print_kept(context: click.Context, words: list[str], answer: Callable[[PlanRequest], None]) -> None:
+def print_kept(context: click.Context, words: list[str], answer: Callable[[Request], None]) -> None:
     """Print what `answer` prints of what is asked, and keep it for `main`, which repeats it at once."""
     began_ns = time.time_ns()
     context.with_resource(collected_seldom())

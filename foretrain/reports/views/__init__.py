@@ -28,7 +28,6 @@ VIEWS = {
     "Comparison": View("compare"),
     "Evaluation": View("scores"),
     "Explanation": View("explain", alone=False),
-    "FineTuneExplanation": View("finetune", "explain_document", alone=False),
     "LogExplanation": View("log"),
     "RunExplanation": View("run_explain"),
     "SnapshotAnalysis": View("explain", "snapshot_document"),

@@ -1,15 +1,24 @@
 """An Explanation as a Document, and the tables that any explanation has."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
-from foretrain.analysis.components import Explanation, Line, Sum, TensorGroup
+from foretrain.advice.asked import Asked
+from foretrain.analysis.components import Line, Sum, TensorGroup
+from foretrain.analysis.explanation import ExplainedPhase, Explanation
 from foretrain.analysis.snapshot_analysis import Moment, SnapshotAnalysis
+from foretrain.base.messages import listed
+from foretrain.predict.finetune.plan import FineTunePlan
+from foretrain.predict.forecast import AnyPlan
+from foretrain.predict.inference.plan import InferencePlan
 from foretrain.predict.memory import Component
 from foretrain.predict.plan import Plan
 from foretrain.predict.ranks import ClusterPlan, rank_of
 from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
+from foretrain.reports.views import lead
 from foretrain.reports.views.shared import assumed
 
+PHASE_ROWS = 12  # of tensors
+MOST_NAMES = 3  # of weights of one size
 TENSOR_ROWS = 16
 BECAUSE = {
     "logits": "explain.because_logits", "activations": "explain.because_activations",
@@ -18,47 +27,70 @@ BECAUSE = {
 CONTEXT_DOUBTS = {"too_little", "too_much", "below"}
 
 
-def document(explanation: Explanation, plan: Plan | ClusterPlan) -> Document:
+def document(found: Explanation, plan: AnyPlan) -> Document:
+    """Where the memory goes, of fine-tuning in each phase, the worst one first, and what nvidia-smi shows of it."""
     plan = rank_of(plan) if isinstance(plan, ClusterPlan) else plan
-    worst = explanation.phase
-    mode = "compiled" if explanation.compiled else "eager"
+    if isinstance(plan, Plan):
+        title, source = Message("explain.title", {"name": plan.name}), {"gpu": plan.place, "source": found.source}
+        subtitle, sections = Message("explain.subtitle", source), _of_pretraining(found, plan)
+    else:
+        title, subtitle = lead.title(plan, Asked()), Message("finetune.subtitle", {"where": plan.where})
+        tuned = isinstance(plan, FineTunePlan) and found.source == "estimated"
+        letters = (Paragraph(Message("finetune.letters")),) if tuned else ()
+        others = (phase for phase in found.phases if phase is not found.worst)
+        phases = (_phase(plan, phase) for phase in (found.worst, *others))
+        sections = [Section(Message("finetune.verdict"), (*lead.lead_of(plan), *letters)), *phases]
+    if found.lines:
+        sections.append(Section(Message("explain.smi"), _smi(found)))
+    return Document(title, subtitle, sections)
+
+
+def _of_pretraining(found: Explanation, plan: Plan) -> list[Section]:
+    worst, weights = found.worst.memory, 4 * plan.counts.n_params
+    mode = "compiled" if found.compiled else "eager"
     values = {
-        "step": Message(f"step.{explanation.step}"), "mode": Message(f"mode.{mode}"),
+        "step": Message(f"step.{found.step}"), "mode": Message(f"mode.{mode}"),
         "phase": Message(f"phase.{worst.phase}"), "moment": Message(f"moment.{worst.moment}"),
         "allocated": worst.allocated_bytes, "params": plan.counts.n_params,
-        "weights": 4 * plan.counts.n_params, "share": 4 * plan.counts.n_params / worst.allocated_bytes,
+        "weights": weights, "share": weights / worst.allocated_bytes,
     }  # fmt: skip
-    sections = [
-        Section(
-            Message("explain.answer"),
-            (
-                Paragraph(Message("explain.peak", values)),
-                *_because(explanation),
-                *assumed(plan),
-                sums_table(explanation.sums),
-            ),
-        )
-    ]
-    if explanation.tensors:
-        sections.append(Section(Message("explain.alive"), (_tensors(explanation),)))
-    if explanation.lines:
-        sections.append(Section(Message("explain.smi"), _smi(explanation)))
-    title = Message("explain.title", {"name": plan.name})
-    return Document(title, Message("explain.subtitle", {"gpu": plan.place, "source": explanation.source}), sections)
+    why = (Paragraph(Message(BECAUSE[found.because.id], found.because.values)),) if found.because else ()
+    said = (Paragraph(Message("explain.peak", values)), *why, *assumed(plan), sums_table(found.worst.sums))
+    alive = [Section(Message("explain.alive"), (_tensors(found.worst.tensors),))] if found.worst.tensors else []
+    return [Section(Message("explain.answer"), said), *alive]
 
 
-def _because(explanation: Explanation) -> tuple[Block, ...]:
-    found = explanation.because
-    return () if found is None else (Paragraph(Message(BECAUSE[found.id], found.values)),)
+def _phase(plan: FineTunePlan | InferencePlan, phase: ExplainedPhase) -> Section:
+    if isinstance(plan, InferencePlan):
+        return Section(Message("inference.memory"), (sums_table(phase.sums, plan),))
+    values = {"phase": Message(f"phase.{phase.memory.phase}"), "allocated": phase.memory.allocated_bytes}
+    blocks: list[Block] = [sums_table(phase.sums, plan)]
+    if phase.tensors:
+        columns = tuple(Message(f"column.{name}") for name in ("bytes", "count", "tensor", "where"))
+        rows = tuple(_weights(plan, tensor) for tensor in phase.tensors[:PHASE_ROWS])
+        blocks.append(Table(columns, rows, frozenset({0, 1})))
+    return Section(Message("finetune.explained", values), tuple(blocks))
 
 
-def _component(id: str) -> Message:
+def _weights(plan: FineTunePlan, tensor: TensorGroup) -> tuple[Cell, ...]:
+    names = tensor.where.split(", ")
+    where: Cell = component_of(plan, tensor.component)
+    if tensor.where:
+        values = {"names": ", ".join(names[:MOST_NAMES]), "more": len(names) - MOST_NAMES, "component": where}
+        where = Message("finetune.of_weights_more" if len(names) > MOST_NAMES else "finetune.of_weights", values)
+    return Quantity(tensor.size_bytes, "bytes"), f"{tensor.count:,}", tensor.what, where
+
+
+def component_of(plan: FineTunePlan | InferencePlan | None, id: str) -> Message:
+    if isinstance(plan, FineTunePlan) and id == "gradients":
+        return Message("finetune.gradients", {"dtypes": listed(plan.counts.gradient_dtypes)})
+    if isinstance(plan, InferencePlan):
+        with_nccl = id == "overhead" and plan.asked.split == "tensor"
+        return Message("inference.part.overhead_nccl" if with_nccl else f"inference.part.{id}")
     return Message(f"component.{id}")
 
 
-def sums_table(
-    sums: Sequence[Sum | Component], named: Callable[[str], Message] = _component, total_id: str = "component.total"
-) -> Table:
+def sums_table(sums: Sequence[Sum | Component], plan: FineTunePlan | InferencePlan | None = None) -> Table:
     """List each component with its formula, in numbers too; what is too small is one row."""
     numbers = [row.numbers if isinstance(row, Sum) else "" for row in sums]
     names = ("component", "bytes", "formula", "numbers")[: 4 if any(numbers) else 3]
@@ -66,27 +98,28 @@ def sums_table(
     columns = tuple(Message(f"column.{name}") for name in names)
     total = sum(row.size_bytes for row in sums)
     rows: list[tuple[Cell, ...]] = [
-        (named(row.id), Quantity(row.size_bytes, "bytes"), row.formula, number)
+        (component_of(plan, row.id), Quantity(row.size_bytes, "bytes"), row.formula, number)
         for row, number in zip(sums, numbers, strict=True)
         if row.size_bytes * 2000 >= total
     ]
     rest = sum(row.size_bytes for row in sums if row.size_bytes * 2000 < total)
     if rest:
         rows.append((Message("component.rest"), Quantity(rest, "bytes"), "", ""))
+    total_id = "inference.total" if isinstance(plan, InferencePlan) else "component.total"
     rows.append((Message(total_id), Quantity(total, "bytes"), "", ""))
     return Table(columns, tuple(row[: len(names)] for row in rows), frozenset({1}))
 
 
-def _tensors(explanation: Explanation) -> Table:
+def _tensors(tensors: Sequence[TensorGroup]) -> Table:
     columns = tuple(Message(f"column.{name}") for name in ("bytes", "count", "tensor", "where", "made_by", "component"))
     rows: list[tuple[Cell, ...]] = [
         (
-            Quantity(group.size_bytes, "bytes"), f"{group.count:,}", f"{group.shape} {group.dtype}", _name(group),
+            Quantity(group.size_bytes, "bytes"), f"{group.count:,}", group.what, _name(group),
             _short(group.op), Message(f"component.{group.component}"),
         )
-        for group in explanation.tensors[:TENSOR_ROWS]
+        for group in tensors[:TENSOR_ROWS]
     ]  # fmt: skip
-    rest = explanation.tensors[TENSOR_ROWS:]
+    rest = tensors[TENSOR_ROWS:]
     if rest:
         size = Quantity(sum(group.size_bytes for group in rest), "bytes")
         rows.append((size, f"{sum(group.count for group in rest):,}", "", Message("component.rest"), "", ""))
@@ -101,31 +134,19 @@ def _short(name: str, most: int = 36) -> str:
     return name if len(name) <= most else name[: most - 1] + "…"
 
 
-def _smi(explanation: Explanation) -> tuple[Block, ...]:
-    other = "eager" if explanation.compiled else "compiled"
-    values = {"mode": Message(f"mode.{other}"), "other": explanation.other_mode_bytes}
-    observed = (line for line in explanation.lines if line.id == "process" and line.source == "observed")
-    process = next(observed, None)
-    beyond = process is not None and explanation.other_mode_bytes > process.low_bytes
-    excluded = explanation.conclusion != "none" and beyond
-    more = (Paragraph(Message("smi.other_excluded", values)),) if excluded else ()
-    return nvidia_smi(explanation.lines, explanation.conclusion, values, more)
-
-
-def nvidia_smi(
-    lines: tuple[Line, ...],
-    conclusion: str,
-    values: Mapping[str, object] | None = None,
-    more: tuple[Paragraph, ...] = (),
-) -> tuple[Block, ...]:
-    """What nvidia-smi shows, line by line, and what that says. `more`: what follows the conclusion."""
+def _smi(found: Explanation) -> tuple[Block, ...]:
+    """What nvidia-smi shows, line by line, and what that says."""
     columns = tuple(Message(f"column.{name}") for name in ("line", "bytes", "source"))
-    rows = tuple((Message(f"smi.{line.id}"), _range(line), Message(f"source_of.{line.source}")) for line in lines)
+    rows = tuple((Message(f"smi.{line.id}"), _range(line), Message(f"source_of.{line.source}")) for line in found.lines)
     blocks: list[Block] = [Table(columns, rows, frozenset({1}))]
-    if conclusion != "none":
-        tone = "warn" if conclusion in CONTEXT_DOUBTS else "good"
-        blocks.append(Paragraph(Message(f"smi.is.{conclusion}", dict(values or {})), tone))
-    return (*blocks, *more, Paragraph(Message("smi.why_more")))
+    values = {"mode": Message(f"mode.{'eager' if found.compiled else 'compiled'}"), "other": found.other_mode_bytes}
+    if found.conclusion != "none":
+        tone = "warn" if found.conclusion in CONTEXT_DOUBTS else "good"
+        blocks.append(Paragraph(Message(f"smi.is.{found.conclusion}", values), tone))
+        process = next((line for line in found.lines if line.id == "process" and line.source == "observed"), None)
+        if process is not None and (found.other_mode_bytes or 0) > process.low_bytes:
+            blocks.append(Paragraph(Message("smi.other_excluded", values)))
+    return (*blocks, Paragraph(Message("smi.why_more")))
 
 
 def _range(line: Line) -> Cell:

@@ -1,18 +1,13 @@
 """A fine-tuning plan: does it fit, how fast, what takes the memory, what to change; or all of it, each phase."""
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from foretrain.advice.asked import QUIET, Asked
 from foretrain.advice.record import Advice
-from foretrain.analysis.finetune_memory import ExplainedPhase, FineTuneExplanation, LargeTensor
 from foretrain.base.messages import has, listed
 from foretrain.predict.finetune.plan import FineTunePlan
-from foretrain.predict.inference.plan import InferencePlan
 from foretrain.reports.document import (
-    Block,
-    Cell,
     Document,
     Message,
     Only,
@@ -24,8 +19,7 @@ from foretrain.reports.document import (
     Table,
 )
 from foretrain.reports.views.advice import change_rows, change_text
-from foretrain.reports.views.explain import nvidia_smi, sums_table
-from foretrain.reports.views.generation import part
+from foretrain.reports.views.explain import sums_table
 from foretrain.reports.views.lead import assumed_rows, lead_of, more_rows, title, what
 from foretrain.reports.views.memory import phase_bars, phase_table
 from foretrain.reports.views.shared import Page, card_memory, grouped
@@ -94,12 +88,6 @@ def _memory(plan: FineTunePlan) -> Row:
     return Row(Message("finetune.label.memory"), listed(named), short=listed(named[:2]))
 
 
-def component(plan: FineTunePlan, id: str) -> Message:
-    if id == "gradients":
-        return Message("finetune.gradients", {"dtypes": listed(plan.counts.gradient_dtypes)})
-    return Message(f"component.{id}")
-
-
 # -- the whole plan --------------------------------------------------------------------------------------------------
 
 
@@ -121,7 +109,7 @@ def sections(plan: FineTunePlan, changes: tuple[Advice, ...]) -> list[Section]:
     table = phase_table(memory, Message("column.phase"), reserved=True)
     phases = Section(Message("finetune.phases"), (table, Only("page", phase_bars(plan, memory))))
     where = Message("finetune.components", {"phase": Message(f"phase.{memory.neediest.phase}")})
-    parts = sums_table(memory.neediest.components, partial(component, plan))
+    parts = sums_table(memory.neediest.components, plan)
     sections = [section(plan), phases, Section(where, (parts,))]
     if changes:
         listed_changes = tuple(Paragraph(Message("first.said", {"text": change_text(plan, each)})) for each in changes)
@@ -157,47 +145,3 @@ def section(plan: FineTunePlan) -> Section:
     rows += time_rows(plan, timing)
     source = Paragraph(Message("source.power" if timing.total_s else "finetune.no_length"))
     return Section(Message("finetune.takes"), (Table((), tuple(rows)), Paragraph(speed_source(plan, timing)), source))
-
-
-MOST_TENSORS = 12
-MOST_NAMES = 3  # of weights of one size
-
-
-def explain_document(found: FineTuneExplanation, plan: FineTunePlan | InferencePlan) -> Document:
-    """Where the memory goes in each phase, the worst one first, and what nvidia-smi shows of it."""
-    worst = next(phase for phase in found.phases if phase.phase == found.phase)
-    others = [phase for phase in found.phases if phase is not worst]
-    letters = (Paragraph(Message("finetune.letters")),) if found.source == "estimated" else ()
-    letters = letters if isinstance(plan, FineTunePlan) else ()
-    sections = [
-        Section(Message("finetune.verdict"), (*lead_of(plan), *letters)),
-        *(_explain_phase(plan, phase) for phase in (worst, *others)),
-    ]
-    if found.lines:
-        sections.append(Section(Message("explain.smi"), nvidia_smi(found.lines, found.conclusion)))
-    return Document(title(plan, Asked()), Message("finetune.subtitle", {"where": plan.where}), sections)
-
-
-def _explain_phase(plan: FineTunePlan | InferencePlan, phase: ExplainedPhase) -> Section:
-    if isinstance(plan, InferencePlan):
-        return Section(Message("inference.memory"), (sums_table(phase.sums, partial(part, plan), "inference.total"),))
-    values = {"phase": Message(f"phase.{phase.phase}"), "allocated": phase.allocated_bytes}
-    table = sums_table(phase.sums, partial(component, plan))
-    return Section(Message("finetune.explained", values), (table, *_tensors(plan, phase.tensors)))
-
-
-def _tensors(plan: FineTunePlan, tensors: tuple[LargeTensor, ...]) -> tuple[Block, ...]:
-    if not tensors:
-        return ()
-    columns = tuple(Message(f"column.{name}") for name in ("bytes", "count", "tensor", "where"))
-    rows = tuple(_row(plan, tensor) for tensor in tensors[:MOST_TENSORS])
-    return (Table(columns, rows, frozenset({0, 1})),)
-
-
-def _row(plan: FineTunePlan, tensor: LargeTensor) -> tuple[Cell, ...]:
-    names = tensor.where.split(", ")
-    where: Cell = component(plan, tensor.component)
-    if tensor.where:
-        values = {"names": ", ".join(names[:MOST_NAMES]), "more": len(names) - MOST_NAMES, "component": where}
-        where = Message("finetune.of_weights_more" if len(names) > MOST_NAMES else "finetune.of_weights", values)
-    return Quantity(tensor.size_bytes, "bytes"), f"{tensor.count:,}", tensor.what, where

@@ -11,7 +11,7 @@ from foretrain.predict.inference.speed import GenerationTiming
 from foretrain.predict.memory import FAILING, Component
 from foretrain.reports.document import Cell, Document, Message, Paragraph, Quantity, Row, Screen, Section, Table
 from foretrain.reports.views.advice import change_rows, change_text
-from foretrain.reports.views.explain import sums_table
+from foretrain.reports.views.explain import component_of, sums_table
 from foretrain.reports.views.lead import lead_of, title
 from foretrain.reports.views.shared import Page, card_memory
 
@@ -77,7 +77,7 @@ def _format_cells(each: FormatFit) -> tuple[Cell, ...]:
 
 
 def document(plan: InferencePlan, changes: tuple[Advice, ...] = ()) -> Document:
-    parts = sums_table(_components(plan), lambda id: part(plan, id), "inference.total")
+    parts = sums_table(_components(plan), plan)
     memory = Section(Message("inference.memory"), (parts,))
     formats = _formats(plan, len(plan.formats))
     rows = (Message("inference.label.speed"), Message("inference.value"))
@@ -102,12 +102,10 @@ def page(plan: InferencePlan) -> Page:
 
 
 def _memory(plan: InferencePlan) -> list[str]:
-    return [f"{part(plan, each.id).text()} {Quantity(each.size_bytes, 'bytes').text()}" for each in _components(plan)]
-
-
-def part(plan: InferencePlan, id: str) -> Message:
-    with_nccl = id == "overhead" and plan.asked.split == "tensor"
-    return Message("inference.part.overhead_nccl" if with_nccl else f"inference.part.{id}")
+    return [
+        f"{component_of(plan, each.id).text()} {Quantity(each.size_bytes, 'bytes').text()}"
+        for each in _components(plan)
+    ]
 
 
 def _components(plan: InferencePlan) -> tuple[Component, ...]:

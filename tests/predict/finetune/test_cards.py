@@ -56,7 +56,7 @@ def sizes(ddp: DistributedDataParallel, name: str) -> list[int]:
 
 @pytest.mark.parametrize("method", ["full", "lora", "qlora"])
 def test_card_holds_the_model_and_buckets_of_what_is_trained(method: str) -> None:
-    one, two = (library.plan_finetune(MODEL, CARD, method=method, world=world) for world in (1, 2))
+    one, two = (library.plan(MODEL, CARD, method=method, world=world) for world in (1, 2))
     grown = two.memory.phase("steady_step").allocated_bytes - one.memory.phase("steady_step").allocated_bytes
     width = 2 if method == "full" else 4  # bfloat16 weights, adapters in fp32
     assert one.counts == two.counts
@@ -68,7 +68,7 @@ def test_card_holds_the_model_and_buckets_of_what_is_trained(method: str) -> Non
 
 
 def test_tokens_energy_and_steps_are_of_all_cards() -> None:
-    one, two = (library.plan_finetune(MODEL, CARD, method="lora", world=n, dataset_tokens="1M") for n in (1, 2))
+    one, two = (library.plan(MODEL, CARD, method="lora", world=n, dataset_tokens="1M") for n in (1, 2))
     assert one.timing
     assert two.timing
     assert two.tune.tokens_per_step == 2 * one.tune.tokens_per_step
@@ -115,7 +115,7 @@ def test_what_several_cards_cannot_is_refused(words: tuple[str, ...], said: str)
 
 def test_a_loop_that_wraps_nothing_is_refused_in_python_too() -> None:
     with pytest.raises(UserError, match="--loop=torchtune"):
-        library.plan_finetune(MODEL, CARD, method="lora", loop="torchtune", world=2)
+        library.plan(MODEL, CARD, method="lora", loop="torchtune", world=2)
 
 
 def test_a_comparison_sees_how_many_cards_a_plan_is_of(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 import foretrain as library
 from foretrain.advice.cards import Candidate, chosen, compared
-from foretrain.analysis.finetune_memory import explain
+from foretrain.analysis.explanation import explain
 from foretrain.base.errors import ExitCode, UserError
 from foretrain.base.quantities import Limit, parse_limit
 from foretrain.config.finetune.read import how_chosen, is_asked, read_finetune
@@ -34,7 +34,7 @@ GIB = 2**30
 
 def small(gpu: str = "RTX 4070", **options: object) -> FineTunePlan:
     given: dict[str, object] = {"method": "lora", "seq_len": 512, "batch_size": 2, **options}
-    return library.plan_finetune("smollm2-135m", gpu=gpu, **given)  # type: ignore[arg-type]
+    return library.plan("smollm2-135m", gpu=gpu, **given)  # type: ignore[arg-type]
 
 
 # -- limits ----------------------------------------------------------------------------------------------------------
@@ -195,12 +195,12 @@ def test_each_card_has_its_own_rent_on_one_screen() -> None:
 def test_every_byte_of_each_phase_has_a_formula(options: dict[str, str]) -> None:
     plan = small(**options)
     found = explain(plan)
-    assert [phase.phase for phase in found.phases] == [phase.phase for phase in plan.memory.phases]
+    assert [phase.memory.phase for phase in found.phases] == [phase.phase for phase in plan.memory.phases]
     for phase in found.phases:
-        assert sum(row.size_bytes for row in phase.sums) == phase.allocated_bytes
+        assert sum(row.size_bytes for row in phase.sums) == phase.memory.allocated_bytes
         sizes = [tensor.size_bytes for tensor in phase.tensors]
         assert sizes == sorted(sizes, reverse=True)
-        assert sum(sizes) > 0.98 * (phase.allocated_bytes - _rounding(phase.sums))
+        assert sum(sizes) > 0.98 * (phase.memory.allocated_bytes - _rounding(phase.sums))
     steady = found.phases[-1]
     (embedding,) = (t for t in steady.tensors if t.component == "weights" and t.where == "embed_tokens")
     width = 4 if options["method"] == "qlora" else 2  # prepare_model_for_kbit_training casts it to fp32
@@ -377,13 +377,13 @@ def test_what_is_not_there_is_taken_for_what_it_looks_like(
 
 
 def test_advice_for_what_does_not_fit_is_planned_by_change() -> None:
-    found = library.advise_finetune(
+    found = library.advise(
         "smollm2-135m", "RTX 4070", method="lora", seq_len=2048, batch_size=4, gradient_checkpointing=False
     )
     assert found.goal == "fit"
     assert {change.effect.verdict for change in found.advised} == {"fits"}
     for change in found.advised:
-        again = library.plan_finetune(
+        again = library.plan(
             "smollm2-135m",
             gpu="RTX 4070",
             **{"method": "lora", "seq_len": 2048, "batch_size": 4, "gradient_checkpointing": False, **change.options},
@@ -395,7 +395,7 @@ def test_advice_for_what_does_not_fit_is_planned_by_change() -> None:
 
 
 def test_advice_for_a_run_that_fits_makes_it_faster() -> None:
-    found = library.advise_finetune(
+    found = library.advise(
         "smollm2-135m", "RTX 4090", method="lora", seq_len=512, batch_size=1, grad_accum=8, gradient_checkpointing=True
     )
     assert found.goal == "speed"
@@ -408,11 +408,11 @@ def test_advice_for_a_cheaper_run_is_ranked_by_planned_cost() -> None:
     options |= {"gradient_checkpointing": True, "price_per_hour": 0.5}
 
     def money(**changed: Any) -> float:
-        timing = library.plan_finetune("smollm2-135m", gpu="RTX 4090", **{**options, **changed}).timing
+        timing = library.plan("smollm2-135m", gpu="RTX 4090", **{**options, **changed}).timing
         spent = timing.money() if timing else None
         return spent[1]
 
-    found = library.advise_finetune("smollm2-135m", "RTX 4090", goal="cost", **options)
+    found = library.advise("smollm2-135m", "RTX 4090", goal="cost", **options)
     same = [change.effect.money for change in found.advised if not change.learns_otherwise]
     assert same == sorted(same)
     assert found.now.money == money()

@@ -44,7 +44,9 @@ def agrees(name: str, *, but: str = "", **options: Any) -> None:
     answer = answered([asked.whole(drive.trace(asked.job()))], tune, gpu, gpu.memory_bytes)
     expected = {p.phase: p for p in answer.memory.phases}
     assert answer.memory.verdict == "fits"
-    assert answer.memory.context == library.plan_finetune(MODEL, gpu, world=tune.world).memory.context  # and NCCL's
+    assert (
+        answer.memory.context == library.plan(MODEL, gpu, world=tune.world, method="full").memory.context
+    )  # and NCCL's
     if not tune.adapters:
         expected.pop("prepare", None)  # nothing is done in it
     assert found.keys() == expected.keys()
@@ -117,7 +119,7 @@ def test_deepspeeds_step_is_not_traced() -> None:
 @pytest.mark.parametrize("world", [2, 4, 8])
 def test_weights_gradients_and_states_are_cut(world: int) -> None:
     """Rajbhandari et al. 2020, arXiv:1910.02054: a rank of ZeRO-3 has 1/N of 2 + 2 + 4 bytes a weight in bfloat16."""
-    plan = library.plan_finetune(MODEL, "RTX 3060", method="full", world=world, strategy="fsdp")
+    plan = library.plan(MODEL, "RTX 3060", method="full", world=world, strategy="fsdp")
     phase, n = plan.memory.phase("steady_step"), plan.counts.n_params
     assert phase.bytes_of("weights") == pytest.approx(2 * n / world, rel=0.02)
     assert phase.bytes_of("optimizer") == pytest.approx(4 * n / world, rel=0.03)
@@ -126,7 +128,7 @@ def test_weights_gradients_and_states_are_cut(world: int) -> None:
 
 def test_what_stays_gathered_takes_more_memory_and_no_more_time() -> None:
     made = {
-        strategy: library.plan_finetune(MODEL, "RTX 4090", method="full", world=8, strategy=strategy)
+        strategy: library.plan(MODEL, "RTX 4090", method="full", world=8, strategy=strategy)
         for strategy in ("ddp", "fsdp", "fsdp_no_reshard")
     }
     needed = {strategy: plan.needed_bytes for strategy, plan in made.items()}
@@ -151,7 +153,7 @@ def test_passes_that_hide_all_wait_at_both_ends() -> None:
 
 def test_a_slow_link_carries_each_weight_and_each_gradient() -> None:
     asked = {"method": "full", "world": 2, "strategy": "fsdp", "seq_len": 64}
-    fast, slow = (library.plan_finetune(MODEL, "RTX 3060", link=link, **asked) for link in ("pcie4x16", "pcie3x4"))
+    fast, slow = (library.plan(MODEL, "RTX 3060", link=link, **asked) for link in ("pcie4x16", "pcie3x4"))
     assert fast.timing.step_s.expected_s < slow.timing.step_s.expected_s
     sent = 2 * bus_factor("all_gather", 2) * 2 * slow.counts.n_params
     assert slow.timing.step_s.expected_s > sent / find_link("pcie3x4").bytes_per_s
@@ -170,12 +172,12 @@ def test_a_slow_link_carries_each_weight_and_each_gradient() -> None:
 )  # fmt: skip
 def test_what_sharding_is_not_planned_with_is_refused(options: dict[str, Any], what: str) -> None:
     with pytest.raises(UserError, match=what):
-        library.plan_finetune(MODEL, "RTX 4090", **{"world": 2, "strategy": "fsdp", "method": "full", **options})
+        library.plan(MODEL, "RTX 4090", **{"world": 2, "strategy": "fsdp", "method": "full", **options})
 
 
 def test_trl_that_reads_a_head_which_nobody_gathers_is_refused() -> None:
     with pytest.raises(UserError, match="loop = trl, method = lora"):
-        library.plan_finetune("llama-3.1-8b", "RTX 4090", method="lora", world=2, strategy="fsdp", loop="trl")
+        library.plan("llama-3.1-8b", "RTX 4090", method="lora", world=2, strategy="fsdp", loop="trl")
 
 
 def test_the_command_line_takes_the_word_of_pretraining() -> None:
@@ -189,7 +191,7 @@ def test_the_command_line_takes_the_word_of_pretraining() -> None:
 
 
 def test_nccl_takes_what_it_takes_with_ddp() -> None:
-    made = [library.plan_finetune(MODEL, find("RTX 3060"), world=2, strategy=each) for each in ("ddp", "fsdp")]
+    made = [library.plan(MODEL, find("RTX 3060"), world=2, strategy=each, method="full") for each in ("ddp", "fsdp")]
     assert made[0].memory.context == made[1].memory.context
 
 

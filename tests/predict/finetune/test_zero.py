@@ -18,7 +18,7 @@ CARD = "RTX 4090"
 
 
 def plan(strategy: str, world: int = 4, **options: Any) -> FineTunePlan:
-    return library.plan_finetune(MODEL, CARD, **{"method": "full", "world": world, "strategy": strategy, **options})
+    return library.plan(MODEL, CARD, **{"method": "full", "world": world, "strategy": strategy, **options})
 
 
 def states(phase: PhaseMemory) -> int:
@@ -40,7 +40,7 @@ def of_zero3(n: int, largest: int, world: int) -> int:
 def test_states_of_stage_2_are_deepspeed_s_own_estimate(strategy: str, world: int) -> None:
     """In a step so short that the optimizer's moment is its peak."""
     options = {"method": "full", "seq_len": 64, "world": world, "strategy": strategy}
-    phase = library.plan_finetune("llama-3.1-8b", CARD, **options).memory.phase("steady_step")
+    phase = library.plan("llama-3.1-8b", CARD, **options).memory.phase("steady_step")
     assert states(phase) == pytest.approx(of_zero2(8_030_261_248, world), rel=0.001)
 
 
@@ -77,7 +77,7 @@ def test_a_verdict_is_sure_at_both_ends_alone(strategy: str) -> None:
 
     def verdict(room_bytes: int) -> str | None:
         asked = {"method": "full", "world": 4, "strategy": strategy}
-        return library.plan_finetune(MODEL, CARD, used_by_others=size - room_bytes, **asked).verdict
+        return library.plan(MODEL, CARD, used_by_others=size - room_bytes, **asked).verdict
 
     assert high - low > 10**9
     assert verdict(high + 2**28) == "fits"

@@ -24,7 +24,7 @@ def test_each_model_is_planned_as_by_its_name() -> None:
         (each.parameters for each in found.models), reverse=True
     )
     for each in (found.models[0], found.models[9]):
-        alone = library.plan_inference(each.model, "4070", context=8192, weights=each.weights)
+        alone = library.plan(each.model, "4070", context=8192, weights=each.weights, inference=True)
         assert (alone.verdict, alone.needed_bytes, alone.longest_context) == (
             "fits", each.needed_bytes, each.longest_context
         )  # fmt: skip

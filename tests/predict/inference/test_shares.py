@@ -19,7 +19,7 @@ from tests.kit.command import first_screen, foretrain
 
 
 def planned(name: str | dict[str, Any], gpu: str = "A100 SXM4 80GB", **options: Any) -> InferencePlan:
-    return library.plan_inference(name, gpu, **options)
+    return library.plan(name, gpu, **options, inference=True)
 
 
 def facts_of(name: str) -> ModelFacts:

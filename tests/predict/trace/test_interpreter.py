@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from foretrain.app import cluster
+from foretrain.app import exact, planning
 from foretrain.base.installation import installed_torch
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import find
@@ -14,6 +14,7 @@ from foretrain.predict import software
 from foretrain.predict.allocator.blocks import Falling, Rising, usual
 from foretrain.predict.allocator.replay import replay
 from foretrain.predict.memory import predict
+from foretrain.predict.pretraining import of_cluster
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.trace import interpreter, service
 from foretrain.predict.trace.service import Request, TraceUnavailable, traces
@@ -120,9 +121,8 @@ def test_several_cards_are_traced_by_the_environment(monkeypatch: pytest.MonkeyP
     there = interpreter.Interpreter("/somewhere/python", (3, 11), "2.11.0+cu130")
     monkeypatch.setattr(interpreter, "find_interpreter", lambda path: there)
     seen = []
-    monkeypatch.setattr(cluster, "traced", lambda plan, settings, listen: seen.append(interpreter.now()) or plan)
+    monkeypatch.setattr(exact, "trace_cluster", lambda plan, settings, listen: seen.append(interpreter.now()) or plan)
     with interpreter.use_interpreter("/somewhere"):
-        cluster.traced_cluster(
-            cluster.plan_cluster("baby", "2 x RTX 4070", batch_size=8, gradient_accumulation_steps=2), print
-        )
+        made = planning.plan("baby", gpus="2 x RTX 4070", batch_size=8, gradient_accumulation_steps=2)
+        exact.traced(of_cluster(made), print)
     assert seen == [there]

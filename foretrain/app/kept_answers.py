@@ -19,6 +19,7 @@ caches: Any = Later("foretrain.base.cache")  # to repeat an answer needs nothing
 FOLDER, MOST_FILES, MOST_BYTES = "answers", 300, 1 << 20  # of some kilobytes each
 PACKAGE = Path(__file__).parents[1]
 _GZIP = 31  # as base/cache.py has it
+_COARSE_NS = 2 * 10**9  # a file system may keep dates by two seconds
 _OF_NO_ANSWER = ("_", "OLDPWD", "SHLVL")  # which a shell changes with every command
 
 
@@ -35,19 +36,23 @@ def code(package: Path = PACKAGE) -> str:
     return digest.hexdigest()
 
 
-def state(path: str) -> str:
-    """Return what changes when a file does, or a file within a folder; "" where there is none."""
+def state(path: str) -> list[list[Any]]:
+    """Return what changes when a file does, or a file within a folder; [] where there is none. Raises OSError."""
     try:
-        found = [_marks(os.stat(path))]  # noqa: PTH116
+        found = [_marks(path)]
         if os.path.isdir(path):  # noqa: PTH112
-            found += sorted((each.name, *_marks(each.stat())) for each in os.scandir(path))
-    except (OSError, ValueError):
-        return ""
-    return repr(found)
+            found += sorted(_marks(each.path) for each in os.scandir(path))
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return []
+    return found
 
 
-def _marks(found: os.stat_result) -> tuple[Any, ...]:
-    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+def _marks(path: str) -> list[Any]:
+    try:
+        found = os.stat(path)  # noqa: PTH116
+    except FileNotFoundError:
+        found = os.lstat(path)  # a link to nothing yet
+    return [path, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
 
 
 def _tried(call: Callable[[Any], Any], of: object) -> Any:
@@ -71,22 +76,25 @@ def path_of() -> Path:
 def repeat() -> bool:
     """Print the answer to this command line as it was printed; return whether it is kept and still right."""
     try:
-        with path_of().open("rb") as file:
-            files, said, printed = json.loads(zlib.decompress(file.read(MOST_BYTES), _GZIP))
+        if not (kept := path_of()).is_file():  # but a pipe, which would have us wait
+            return False
+        with kept.open("rb") as file:
+            data = zlib.decompressobj(_GZIP).decompress(file.read(MOST_BYTES), MOST_BYTES)
+        files, said, printed = json.loads(data)
         if any(state(path) != before for path, before in files.items()):
             return False
         for text, stream in ((said, sys.stderr), (printed, sys.stdout)):
             stream.write(text)
             stream.flush()
-    except (OSError, ValueError, TypeError, AttributeError, zlib.error):  # the program says what cannot be written
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError, zlib.error):  # the program says what failed
         return False
     return True
 
 
 def keep(files: Iterable[Path], said: str, printed: str, began_ns: int) -> None:
-    """Keep what was printed, unless one of the files that decided it changed meanwhile."""
+    """Keep what was printed, unless one of the files that decided it may have changed meanwhile."""
     with contextlib.suppress(OSError):
-        found = [path.stat() for path in files if path.exists()]
-        if all(max(each.st_mtime_ns, each.st_ctime_ns) < began_ns for each in found):
+        found = {str(path): state(str(path)) for path in files}
+        if all(max(marks[-2:]) + _COARSE_NS < began_ns for each in found.values() for marks in each):
             kept = caches.Cache(FOLDER, compressed=True, most_bytes=MOST_BYTES, most_files=MOST_FILES)
-            kept.write(path_of(), json.dumps([{str(path): state(str(path)) for path in files}, said, printed]))
+            kept.write(path_of(), json.dumps([found, said, printed]))

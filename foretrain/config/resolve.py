@@ -255,11 +255,11 @@ def _add_table(text: str, path: str, found: _Collected) -> None:
         return
     parsed, values = nanogpt_file.ParsedFile(notes=[UserError("config.read_as_nanogpt", path=path)]), {}
     for key, value in _leaves(table):
-        if values.setdefault(key, value) != value:
+        if (first := values.setdefault(key, value)) is not value and first != value:  # as nan is from itself
             parsed.problems.append(UserError("config.finetune_twice", path=path, key=key[:60]))
         elif key in KNOWN and not isinstance(value, bool | int | float | str | None):
             parsed.problems.append(UserError("config.not_data", source=path, what=f"{key} = {value}"[:60], key=key))
-        elif value is not None:
+        elif value is not None or key in SIZES:
             number = nanogpt_file.parse_expression(value) if isinstance(value, str) else value  # YAML's 1e-3 is text
             parsed.settings.append(Setting(key, number if isinstance(number, float) else value, path))
     _add_parsed(parsed, path, found)
@@ -267,7 +267,7 @@ def _add_table(text: str, path: str, found: _Collected) -> None:
 
 def _leaves(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for key, value in table.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and not (key in OPTIONS and OPTIONS[key].type in ("int", "float")):
             yield from _leaves(value)
         else:
             yield str(key), value

@@ -1,5 +1,6 @@
 """Answers that are kept on disk, and what makes the planner quick without another answer."""
 
+import gzip
 import json
 import os
 import subprocess
@@ -65,8 +66,9 @@ def test_an_answer_is_given_again_without_computing(
 def test_an_answer_of_other_code_or_a_damaged_one_is_not_read(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = foretrain(*QUESTIONS[0])
     (one,) = cache.iterdir()
-    one.write_bytes(b"no gzip")
-    assert foretrain(*QUESTIONS[0]).stdout == first.stdout
+    for bad in (b"no gzip", gzip.compress(b"[" * 10**5), gzip.compress(b" " * (2 << 20)), one.read_bytes()[:-9]):
+        one.write_bytes(bad)
+        assert foretrain(*QUESTIONS[0]).stdout == first.stdout
     monkeypatch.setattr(kept, "code", lambda: "another version")
     assert foretrain(*QUESTIONS[0]).stdout == first.stdout
     assert len(list(cache.iterdir())) == 2
@@ -113,11 +115,37 @@ def test_a_file_that_decides_is_looked_at_again(
     assert len(set(seen)) == 4
 
 
-def test_an_answer_to_a_file_that_just_changed_is_not_kept(cache: Path, own_directory: Path) -> None:
-    written = own_directory / "my.toml"
+def test_a_folder_with_a_link_to_nothing_is_looked_at_again(
+    cache: Path, own_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = own_directory / "data" / "openwebtext"
+    data.mkdir(parents=True)
+    (data / "raw").symlink_to("nowhere")
+    monkeypatch.setattr(time, "time_ns", lambda: 1 << 62)
+    seen = []
+    for size in (4096, 4096, 1 << 20):
+        for split in ("train", "val"):
+            if size > 4096 or not seen:
+                (data / f"{split}.bin").write_bytes(bytes(size))
+        seen.append(foretrain(*QUESTIONS[0], code=0).stdout)
+    assert seen[0] == seen[1] != seen[2]
+    assert len(list(cache.iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "later_s"), [("my.toml", 1), ("data/openwebtext/train.bin", 9)], ids=["file", "folder"]
+)
+def test_an_answer_to_a_file_that_just_changed_is_not_kept(
+    name: str, later_s: int, cache: Path, own_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (own_directory / "data" / "openwebtext").mkdir(parents=True)
+    (own_directory / "data" / "openwebtext" / "val.bin").write_bytes(bytes(4096))
+    written = own_directory / name
     written.write_text("n_layer = 2\n")
-    os.utime(written, (time.time() + 60,) * 2)
-    foretrain("plan", "my.toml", *SMALL[1:], "--gpu", "4070", code=0)
+    changed_ns = written.stat().st_ctime_ns  # of which a file system may tell the second only
+    os.utime(written, ns=(changed_ns, changed_ns + (later_s - 1) * 10**9))
+    monkeypatch.setattr(time, "time_ns", lambda: changed_ns + later_s * 10**9)
+    foretrain("plan", *([name] if name == "my.toml" else []), *SMALL[1:], "--gpu", "4070", code=0)
     assert not cache.exists()
 
 

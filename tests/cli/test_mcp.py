@@ -69,6 +69,25 @@ def test_what_writes_or_starts_a_program_is_refused(word: str, own_directory: Pa
     assert not list(own_directory.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ((), ".."),
+        ((), "a\0.toml"),
+        ((), "\ud800"),
+        ((), "x" * 300),
+        (("\0",), ""),
+        (("\ud800",), ""),
+        (("x" * 10**6,), ""),
+    ],
+    ids=["parent", "nul", "surrogate", "long", "nul_word", "surrogate_word", "long_word"],
+)
+def test_what_no_process_can_be_given_is_said(words: tuple[str, ...], name: str) -> None:
+    found = asked("plan", *words, config="n_layer = 2", config_name=name)
+    assert found.failed
+    assert found.text
+
+
 def test_every_option_that_takes_a_path_is_known() -> None:
     """One that comes is refused, or added here because it is only read."""
     paths = {each.name for name in mcp.TOOLS for each in COMMANDS[name].params if isinstance(each.type, click.Path)}

@@ -326,7 +326,8 @@ def test_tables_with_nanogpt_keys_are_its_config(name: str, tmp_path: Path) -> N
     [
         ("other: {n_layer: 8}", "config.finetune_twice"), ("moe: {n_experts: 8}", "config.changes_model"),
         ("data: {block_size: [1, 2]}", "config.not_data"), ("n_layers: 3", "config.unknown_key_near"),
-        ("a: !!python/object:os.system {}", "config.finetune_tag"),
+        ("a: !!python/object:os.system {}", "config.finetune_tag"), ("beta1: .nan", "config.bad_value"),
+        ("batch_size: {train: 8, eval: 4}", "config.not_data"), ("vocab: {n_layer: }", "config.finetune_twice"),
     ],
 )  # fmt: skip
 def test_a_table_that_is_another_model_is_refused(more: str, problem: str, tmp_path: Path) -> None:
@@ -335,6 +336,13 @@ def test_a_table_that_is_another_model_is_refused(more: str, problem: str, tmp_p
     with pytest.raises(ConfigError) as error:
         resolve([str(file)])
     assert [each.id for each in error.value.problems] == [problem]
+
+
+def test_a_table_without_a_value_for_a_size_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("model: {n_layer: , n_head: 6, n_embd: 384}\nloss: .nan\n")
+    with pytest.raises(ConfigError, match="n_layer = None .*: must be a whole number") as error:
+        resolve([str(tmp_path / "run.yaml")])
+    assert len(error.value.problems) == 1
 
 
 def test_a_config_of_transformers_is_no_table_of_nanogpt(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def answer(program: click.Command, words: Sequence[str], config: str = "", confi
             if config:
                 file.write_text(config, "utf-8")
             return _answered(program.name or "", [*([str(file)] if config else []), *words])
-    except UserError as error:
+    except (UserError, OSError, ValueError) as error:  # also for words that no process can be given
         return Answer(str(error), None, failed=True)
 
 

@@ -127,7 +127,6 @@ def test_fewer_modules_are_those_of_the_model(name: str, targets: str) -> None:
 def test_qlora_that_needs_more_than_lora_says_why() -> None:
     plan = a_plan(method="qlora", batch_size=2, seq_len=2048)
     lora = planned(plan, ("sixteen_bits",))
-    assert lora is not None
     said = four_bits_more(plan, [lora])
     assert lora.effect.saved_bytes > 0
     assert "fp32" in said.text()

@@ -58,7 +58,6 @@ def test_another_card_is_last_where_something_fits_on_this_one() -> None:
 
 def test_the_short_list_of_a_plan_has_the_smaller_gpt2() -> None:
     found = short_list(planned(FINETUNE), "nanogpt")
-    assert found is not None
     assert ("pretrained",) in [a.rules for a in found.advised]
 
 
@@ -261,7 +260,6 @@ def test_first_screen_is_of_the_card_and_full_table_of_more() -> None:
     base = planned(str(CASE_C), others="2.1GB")
     found = advise(base, "nanogpt")
     room = found.now.available_bytes
-    assert room is not None
     beyond = found.advised[2].effect.model_copy(update={"needed_bytes": 2 * room, "verdict": "tight"})
     found = found.model_copy(update={"advised": (found.advised[2].model_copy(update={"effect": beyond}),)})
     table = advice_view.screen(base, found, Asked()).table

@@ -237,7 +237,6 @@ def test_exact_plan_in_the_ledgers_form() -> None:
 def test_the_verdict_is_a_replay_at_the_limit() -> None:
     config = RunConfig(batch_size=8, gradient_accumulation_steps=2, compile=False, dtype="float16")
     lives = traced(plan(config, GPU)).exact_of("nanogpt")
-    assert lives is not None
     context = published_context_bytes(GPU)[1] + 200 * MIB
     for available, verdict in (
         (lives.smallest_limit_bytes + context + MIB, "tight"),

@@ -217,7 +217,6 @@ def test_from_text_to_files_for_others() -> None:
     """The commands prepare, train, sample and export as functions."""
     Path("book.txt").write_text("the quick brown fox jumps over the lazy dog. " * 200, "utf-8")
     done = library.prepare("book.txt", "data/book", tokenizer="byte", workers=1)
-    assert done.index is not None
     tokens = {split: found.tokens for split, found in done.index.splits.items()}
     assert tokens["val"] == pytest.approx(0.1 * sum(tokens.values()), rel=0.05)  # one text is cut, a tenth of it
     options = {**TINY, "vocab_size": 256, "dataset": "data/book", "max_iters": 5, "eval_interval": 5}

@@ -107,7 +107,6 @@ def test_mix_writes_what_train_reads() -> None:
     assert [p["weight"] for p in found["parts"]] == [0.75, 0.25]
     assert found["parts"][0]["epochs"] == pytest.approx(7500 / found["parts"][0]["tokens"])
     info = locate("mixes/m.toml")  # from another folder than the mixture's
-    assert info is not None
     assert [part.weight for part in info.parts] == [0.75, 0.25]
     assert "75.0%" in run("data", "info", "mixes/m.toml")
     assert "b val" in run("data", "head", "mixes/m.toml", "--split", "val")

@@ -35,11 +35,9 @@ def test_an_answer_is_the_screen_and_the_json_of_the_command() -> None:
 
 def test_the_text_of_a_config_is_read_as_its_file() -> None:
     found = asked("plan", "--gpu", "4070", config=AXOLOTL, config_name="../../some.yaml")
-    assert found.value is not None
     assert found.value["name"].lower().endswith("qwen3-0.6b")
     assert "some.yaml as a file of axolotl" in found.text
     logged = asked("explain", "--gpu", "4070", config=LOG, config_name="out.log")
-    assert logged.value is not None
     assert logged.value["schema"] == "foretrain.explain/1#log"
 
 

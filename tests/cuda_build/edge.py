@@ -136,7 +136,6 @@ def main() -> int:
         [PYTHON, "-m", "tests.cuda_build.edge", "--on-the-build"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         stderr=(HOME / "edge.log").open("wb"), env=on_the_card(), text=True,
     ) as host:  # fmt: skip
-        assert host.stdin is not None
         assert host.stdout is not None
         for case, share, side in pairs:
             row = decide(case, share, side)

@@ -20,7 +20,6 @@ COUNTS: dict[Tier, tuple[int, int]] = {"default": (48, 10), "large": (220, 80)} 
 def _suite() -> Any:
     """benchmarks/gpu/cases.py, which is a script's and in no package."""
     spec = importlib.util.spec_from_file_location("gpu_suite_cases", REPO / "benchmarks" / "gpu" / "cases.py")
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

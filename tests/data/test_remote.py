@@ -50,7 +50,6 @@ def test_only_the_index_is_fetched_for_a_plan() -> None:
     local = shards(Path("a"))
     (local / "tokenizer.json").write_text("{}")
     info = locate(upload(local, "memory://bucket/a"))
-    assert info is not None
     own = read_info(local)
     assert (info.train_tokens, info.fingerprint, info.name) == (own.train_tokens, own.fingerprint, "a")
     names = {path.name for path in folder_of("memory://bucket/a").iterdir()}

@@ -188,7 +188,6 @@ def _keep_chain(own: Trainer, path: Path) -> None:
 def outcome(out: str, *, chain: bool = True) -> dict[str, Any]:
     """What a finished run left: digests of weights, moments and generators, its step, losses, and its tokens' chain."""
     path, skipped = checkpoint.newest_valid(Path(out) / "checkpoints")
-    assert path is not None
     assert not skipped, skipped
     manifest = json.loads((path / "manifest.json").read_text())
     digests = {n: manifest["files"][f"{n}.safetensors"]["sha256"] for n in ("model", "optimizer", "rng")}

@@ -40,8 +40,6 @@ class Server:
                 env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
             )  # fmt: skip
             atexit.register(self.end)
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
         asked = {"job": str(job), "out": str(out), "environment": dict(os.environ)}
         self.process.stdin.write(json.dumps(asked).encode() + b"\n")
         self.process.stdin.flush()

@@ -6,9 +6,6 @@ import math
 import os
 import random
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +60,7 @@ from foretrain.predict.speed.time import step_of, tuned_like
 from foretrain.reports import text as text_view
 from foretrain.reports.views import tune as tune_view
 from tests import machines
-from tests.kit.command import REPO, foretrain, refused
+from tests.kit.command import foretrain, refused
 from tests.kit.tiny import TINY, tiny
 
 with pytest.MonkeyPatch.context() as patch:  # trials take made-up times: what is forecast of them is of one CPU too
@@ -602,28 +599,6 @@ def test_room_is_made_by_ending_those_asked_longest_ago() -> None:
     assert not pool._children
 
 
-@pytest.mark.slow
-def test_children_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
-    code = (
-        "import sys\nfrom foretrain.measure.pool import Pool\nfrom tests.kit.tiny import tiny\n"
-        "with Pool(None, None) as pool:\n"
-        "    pool.burst(tiny(dtype='float32', attention='sdpa'), 0.05, 600, None)\n"
-        "    print(next(iter(pool._children.values())).process.pid, pool.scratch, flush=True)\n"
-        "    pool.burst(tiny(dtype='float32', attention='sdpa'), 600, 600, None)\n"
-    )
-    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=REPO)
-    child, scratch = parent.stdout.readline().split()
-    time.sleep(0.5)
-    parent.kill()
-    parent.wait()
-    parent.stdout.close()
-    end = time.monotonic() + 20
-    while alive(int(child)) and time.monotonic() < end:
-        time.sleep(0.05)
-    assert not alive(int(child))
-    assert not Path(scratch).exists()
-
-
 # -- the command, its cache, and what it feeds ------------------------------------------------------------
 
 
@@ -795,21 +770,3 @@ def test_bad_input_is_told_before_anything_runs(words: list[str], text: str) -> 
     result = CliRunner().invoke(app, ["tune", "baby", "--device=cpu", *words])
     assert result.exit_code != 0
     assert text in (str(result.exception) + result.output)
-
-
-@pytest.mark.slow
-def test_an_interrupted_command_leaves_no_process() -> None:
-    values = {**TINY, "dtype": "auto", "compile": False}
-    Path("c.toml").write_text(to_toml(resolve_values(values)))
-    command = [sys.executable, "-m", "foretrain", "tune", "c.toml", "--budget=120s", "--no-cache"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    for line in process.stderr:
-        if "times as fast" in line:
-            break
-    process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=600)
-    assert process.returncode == 130
-    assert "Interrupted" in out
-    listed = subprocess.run(["ps", "-eo", "ppid,args"], capture_output=True, text=True, check=True).stdout
-    assert not [line for line in listed.splitlines() if "tune_trial" in line and line.split()[0] == str(process.pid)]

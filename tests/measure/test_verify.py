@@ -267,7 +267,6 @@ def test_all_cases_are_run_and_shown(machinery: Machinery) -> None:
     assert found.name == "octocat"
     assert found.machine.device == "NVIDIA GeForce RTX 4070"
     first = found.outcomes[0]
-    assert first.predicted is not None
     assert first.error("reserved") == pytest.approx((first.predicted.reserved_bytes or 0) / (3 * GIB) - 1)
     worst = max((o.error("process") or 0 for o in found.outcomes), key=abs)
     summary = {each.quantity: each for each in found.by_quantity}

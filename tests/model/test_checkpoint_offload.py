@@ -75,8 +75,6 @@ def test_what_blocks_share_stays() -> None:
     for _ in range(3):
         again = torch.sin(again) * other
     again.sum().backward()
-    assert shared.grad is not None
-    assert other.grad is not None
     assert torch.equal(shared.grad, other.grad)
     assert sorted(inputs._host) == [0, 1]
 

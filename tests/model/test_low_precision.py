@@ -133,7 +133,6 @@ def test_what_is_not_finite_shows_in_the_result(product: Any, bad: float) -> Non
     grad = torch.ones(32, 16)
     grad[3, 4] = bad
     y.backward(grad)
-    assert w.grad is not None
     assert not torch.isfinite(w.grad).all()
     if product is Fp8Matmul:  # int8 has no such number; the trainer sees it in the residual stream
         x[1, 2] = bad
@@ -145,7 +144,6 @@ def test_zeros_are_zeros() -> None:
         x, w = torch.zeros(32, 16, requires_grad=True), torch.zeros(16, 16, requires_grad=True)
         y: Tensor = product.apply(x, w, torch.float16, *rest)  # type: ignore[assignment]
         y.backward(torch.zeros(32, 16, dtype=torch.float16))
-        assert x.grad is not None
         assert not y.any()
         assert not x.grad.any()
 
@@ -375,8 +373,6 @@ def test_wide_models_gain_from_8_bits_and_narrow_ones_do_not() -> None:
             step_time(StepSpec.of(RunConfig(n_embd=width, n_head=width // 64, matmul=matmul, batch_size=16), find(card), dtype="bfloat16", compiled=True))
             for matmul in ("dtype", mode)
         ]  # fmt: skip
-        assert times[0]
-        assert times[1]
         return times[0].expected_s / times[1].expected_s
 
     assert gain("fp8", 768, "H100 SXM") < 1.05

@@ -75,7 +75,6 @@ def test_half_precision_gradients_differ_by_their_rounding() -> None:
 def test_moved_gradient_is_forgotten_with_the_others() -> None:
     """As after a micro-batch that ran out of memory, whose step begins anew."""
     state = build(tiny(optimizer_offload=True, gradient_offload=True), CPU, torch.float32, compile=False)
-    assert state.masters is not None
     state.call(*learnable_batches(state.config, 0)[0]).backward()
     assert all(p.grad is None for p in state.model.parameters())
     assert all(p.grad is not None for p in state.trained.parameters())

@@ -192,7 +192,6 @@ def test_the_largest_that_fits_is_the_largest(name: str, weights: str, context: 
         assert change.learns_otherwise == bool({"weights", "kv", "context"} & change.options.keys())
     own = [each for each in fitting(plan).values() if "world" not in each.options]
     assert (plan.verdict == "does_not_fit") == bool(own or plan.smallest)
-    assert plan.timing
     more = planned(name, context=context, batch=batch + 1, **again).timing
     assert more.step_s.expected_s >= plan.timing.step_s.expected_s
     assert InferencePlan.from_json(json.dumps(plan.to_json(schema="foretrain.plan/1"))) == plan

@@ -18,7 +18,7 @@ RUNS = {
 @pytest.mark.parametrize("words", RUNS.values(), ids=RUNS)
 def test_smallest_card_fits_and_smaller_does_not(words: tuple[str, ...]) -> None:
     found = json.loads(foretrain("plan", *words, "--smallest-card", "--json").stdout)
-    for each, fits in (*((card, True) for card in found["fitting"]), (found["too_small"], False)):
+    for each, fits in ((found["fitting"][0], True), (found["fitting"][-1], True), (found["too_small"], False)):
         name = each["place"].removeprefix("2 x ")
         plan = json.loads(foretrain("plan", *words, "--gpu", name, "--json").stdout)
         assert (plan["verdict"] == "fits") is fits is each["fits"]

@@ -65,7 +65,6 @@ def test_energy_and_money_follow_from_hours_and_watts() -> None:
     timing = plan(config, find("4070"), logged_step_s=3.9).timing
     assert timing.power
     owned = plan(config.model_copy(update={"price_per_hour": 0.0}), find("4070"), logged_step_s=3.9).timing
-    assert owned
     for name in ("low", "expected", "high"):
         seconds, watts = getattr(timing.total_s, f"{name}_s"), getattr(timing.power, f"{name}_w")
         kwh = seconds * watts / 3.6e6
@@ -99,7 +98,6 @@ def test_a_device_of_unknown_power_has_no_cost_but_a_rent() -> None:
 def test_checkpoint_after_each_evaluation_but_first_is_counted() -> None:
     config = resolve([D]).config
     timing = plan(config, find("4070"), logged_step_s=3.9).timing
-    assert timing.save_s
     parts = 3.9 * 20_000 + timing.compile_s.expected_s + 41 * timing.evaluation_s.expected_s
     assert timing.total_s.expected_s == pytest.approx(parts + 40 * timing.save_s.expected_s)
 

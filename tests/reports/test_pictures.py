@@ -89,7 +89,6 @@ def test_the_highest_moment_of_a_step_is_the_ledgers_peak(step: Any, words: tupl
 def test_roofline_has_the_steps_flops_and_the_cards_peaks() -> None:
     p = made("gpt2-124m", "--gradient_accumulation_steps=4")
     found = roofline(StepSpec.of(p.config, p.gpu, dtype=p.dtype, compiled=True))
-    assert found is not None
     shape = p.config
     layers = 12 * shape.n_layer * shape.n_embd**2 + shape.vocab_size * shape.n_embd
     attention = 7 * shape.n_layer * shape.block_size * shape.n_embd  # causal: 2 forward, 5 backward
@@ -104,8 +103,6 @@ def test_roofline_has_the_steps_flops_and_the_cards_peaks() -> None:
 def test_frontier_has_the_plan_and_only_what_nothing_beats() -> None:
     p = made("gpt2-124m")
     found = outlook.predict_frontier(p, "foretrain")
-    assert found is not None
-    assert p.timing is not None
     own = next(point for point in found.points if point.given)
     assert own.tokens_per_s == pytest.approx(p.timing.tokens_per_s)
     assert own.needed_bytes == max(phase.needed_expected_bytes for phase in p.memory_of("foretrain").phases)
@@ -248,7 +245,6 @@ def test_agreement_has_the_line_the_band_and_the_stated_ranges() -> None:
     said = charts.pointed(charts.chart(picture))["words"]
     assert [text.partition(": ")[2] for text in said[1:3]] == ["1 s", "1.1 s (900 ms – 1.5 s)"]
     assert said[3] == "+10.0%"
-    assert picture.band is not None
     assert all(low == pytest.approx(0.9 * x) and high == pytest.approx(1.1 * x) for x, low, high in picture.band[1])
     assert all(x == y for x, y in picture.lines[0][1])
 
@@ -317,7 +313,6 @@ def test_figures_of_a_plan_have_their_ranges() -> None:
     p = made("gpt2-124m")
     shown = {one.label.id: one for one in plan_view.of_plan(p).items}
     worst, timing = p.memory_of("foretrain").worst, p.timing_of("foretrain")
-    assert timing is not None
     assert shown["figure.memory_needed"].range == Message(
         "value.low_to_high",
         {"low": format_value(worst.needed_low_bytes, "bytes"), "high": format_value(worst.needed_high_bytes, "bytes")},

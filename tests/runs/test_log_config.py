@@ -160,8 +160,6 @@ def test_the_whole_run_is_what_the_log_shows_and_the_time_left(tmp_path: Path) -
         lines.append(f"iter {i}: loss 4.0, time {1100.0 if i % 50 == 0 else 100.0:.2f}ms, mfu 0.10%\n")
     config = resolve(["shakespeare-char", "--max_iters=1000", "--eval_interval=250"]).config
     found = analyse(parse_log(lines), config=config, gpu=find("RTX 4070"))
-    assert found.remaining
-    assert found.whole_run_s
     so_far_s = 391 * 0.1 + 8 * 1.0  # steps 0 to 390, eight evaluations
     left_s = 610 * 0.1 + 13 * 1.0
     assert found.remaining.time_s.expected_s == pytest.approx(left_s)

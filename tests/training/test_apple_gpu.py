@@ -45,7 +45,6 @@ from foretrain.training.trainer_meter import PhaseMeter
 from tests.kit.apple import GIB, AppleGpu
 from tests.kit.command import foretrain, refused
 from tests.kit.tiny import TINY, tiny, write_dataset
-from tests.kit.training import assert_same, final_tensors, stop_at_6
 
 MPS = torch.device("mps")
 CPU = torch.device("cpu")
@@ -406,21 +405,6 @@ def test_its_forecast_is_held_against_what_its_allocator_said(run: Path) -> None
     assert measured["process.reserved"] == 3 * GIB
     assert measured["phase.steady_step"] == 2 * GIB
     assert not made.compiled
-
-
-def test_a_resumed_run_is_the_run_without_a_stop(
-    mac: AppleGpu, monkeypatch: pytest.MonkeyPatch, own_directory: Path
-) -> None:
-    write_dataset(own_directory / "data" / "toy")
-    options = {**TINY, "dropout": 0.1}
-    _train(mac, monkeypatch, {**options, "out_dir": "whole"})
-    _train(mac, monkeypatch, {**options, "out_dir": "cut"}, listen=stop_at_6)
-    mac.generator = torch.zeros(5, dtype=torch.uint8)
-    _train(mac, monkeypatch, {**options, "out_dir": "cut"}, resume=True)
-    assert mac.generator.tolist() == [1, 2, 3]
-    whole, cut = final_tensors(own_directory / "whole"), final_tensors(own_directory / "cut")
-    assert "rng/mps" in whole
-    assert_same(whole, cut)
 
 
 def test_sampling_is_where_the_run_was_trained(run: Path, mac: AppleGpu, monkeypatch: pytest.MonkeyPatch) -> None:

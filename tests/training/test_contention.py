@@ -297,7 +297,6 @@ def test_lines_beside_more_of_others_are_slow_for_their_sake() -> None:
          "others_cores": 1.5 if i in (20, 21) else 0.05} for i in range(40)
     ]  # fmt: skip
     found = pace_of(lines, (), compiled=False)
-    assert found is not None
     assert [one.cause for one in found.slower] == ["others_cpu"]
 
 

@@ -135,7 +135,6 @@ def test_a_wait_is_counted() -> None:
             fed(feed, config, step)
         assert feed.take_wait_s() > 0.02  # two micro-batches a step
         assert feed.take_wait_s() == 0
-        assert feed.mean_wait_s is not None
         assert feed.mean_wait_s > 0.02
 
 
@@ -179,7 +178,6 @@ def test_a_shard_cut_short_during_a_run_is_a_sentence() -> None:
 
 def test_a_run_records_what_it_waited() -> None:
     record = trainer(vocab_size=256).run()
-    assert record.data_wait_s is not None
     assert 0 <= record.data_wait_s <= record.wall_s
     assert '"data_wait_s"' in Path("out/metrics.jsonl").read_text()
 

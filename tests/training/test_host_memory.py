@@ -160,7 +160,6 @@ def test_memory_is_what_the_container_may_have(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(cpu, "memory_limit", lambda: limit)
     assert cpu.total_memory_bytes() == 2 * GIB
     free = cpu.available_memory_bytes()
-    assert free is not None
     assert free <= GIB
 
 
@@ -188,7 +187,5 @@ def test_what_a_calibration_took_is_given_back() -> None:
     del blocks
     give_back()
     after = resident_bytes()
-    assert full is not None
-    assert after is not None
     assert full - after > 200 * MIB
     assert top.sum() == 1024

@@ -265,7 +265,6 @@ def test_a_reader_that_goes_away_and_a_hangup_end_nothing() -> None:
     words = [f"--{k}={v}" for k, v in {**TINY, "max_iters": 40, "lr_decay_iters": 40}.items()]
     command = [sys.executable, "-c", "from foretrain.cli import main; main()", "train", *words]
     run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert run.stdout
     run.stderr.readline()  # it has begun, and ignores SIGHUP
     run.stderr.close()
     run.stdout.close()

@@ -31,11 +31,6 @@ def test_nothing_changes_wherever_the_number_is_none() -> None:
     stop_at_random(16, seed=1)
 
 
-@pytest.mark.slow
-def test_nothing_changes_at_a_thousand_places() -> None:
-    stop_at_random(1000, seed=2)
-
-
 def test_the_failure_report_names_the_tensor_and_the_tokens() -> None:
     error, _, _, directory = run_poisoned("r", "activation", 5, 1, "transformer.h.0.mlp.c_proj", float("nan"))
     assert error.id == "diverged.step"

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -344,22 +343,3 @@ def test_killed_rank_is_restarted_from_the_last_checkpoint(number: int, tmp_path
     assert record.resumed_from
     assert kit.run(tmp_path, 1, "--out_dir=one") == [0]
     assert kit.losses(tmp_path / "out") == pytest.approx(kit.losses(tmp_path / "one"), rel=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("before", "after"), [*product((1, 2, 3), repeat=2)])
-def test_a_run_goes_on_with_any_number_of_ranks(before: int, after: int, whole: Path, tmp_path: Path) -> None:
-    kit.prepared(tmp_path, kit.config())
-    assert kit.run(tmp_path, before, "--max_iters=5", happens=kit.keep_rows) == [0] * before
-    assert kit.run(tmp_path, after, "--resume=auto", happens=kit.keep_rows) == [0] * after
-    assert kit.rows_taken(tmp_path) == kit.rows_wanted(tmp_path, kit.config())
-    assert kit.losses(tmp_path / "out") == pytest.approx(kit.losses(whole / "one"), rel=1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["zero1", "fsdp", "fsdp_no_reshard", "hsdp"])
-def test_every_strategy_learns_the_same(strategy: str, whole: Path, tmp_path: Path) -> None:
-    kit.prepared(tmp_path, kit.config())
-    assert kit.run(tmp_path, 2, f"--strategy={strategy}", "--max_iters=5") == [0, 0]
-    assert kit.run(tmp_path, 3, f"--strategy={strategy}", "--resume=auto") == [0, 0, 0]
-    assert kit.losses(tmp_path / "out") == pytest.approx(kit.losses(whole / "one"), rel=1e-5)

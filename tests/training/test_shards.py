@@ -108,15 +108,6 @@ def test_any_number_of_ranks_goes_on(first: tuple[str, int], then: tuple[str, in
     assert_switched(unbroken(*first, AT + 3), *then, data, same=first == then)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "zero1", "fsdp"])
-@pytest.mark.parametrize(("before", "after"), list(product(range(1, 5), repeat=2)))
-def test_every_number_of_ranks_goes_on_from_every_other(
-    before: int, after: int, strategy: str, data: str, unbroken: Any
-) -> None:
-    assert_switched(unbroken(strategy, before, AT + 50), strategy, after, data, same=before == after)
-
-
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("strategy", ["zero1", "fsdp_no_reshard", "hsdp"])
 def test_what_is_saved_beside_steps_is_the_state_of_its_moment(strategy: str) -> None:

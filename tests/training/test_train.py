@@ -246,19 +246,6 @@ def test_a_loss_read_late_saves_nothing_bad(monkeypatch: pytest.MonkeyPatch) -> 
     directory.release()
 
 
-def test_divergence_stops_with_its_code_and_saves_nothing_bad() -> None:
-    write_dataset(Path("data/toy"))
-    words = {**TINY, "learning_rate": 100, "min_lr": 0, "grad_clip": 0, "weight_decay": 100, "max_iters": 400,
-             "lr_decay_iters": 400, "eval_interval": 5}  # fmt: skip
-    foretrain("train", *[f"--{k}={v}" for k, v in words.items()], code=ExitCode.DIVERGED)
-    assert RunDirectory(Path("out")).read_record().status == "diverged"
-    for step in checkpoint.steps_in(Path("out/checkpoints")):
-        path = checkpoint.path_of(Path("out/checkpoints"), step)
-        from safetensors.torch import load_file
-
-        assert all(bool(torch.isfinite(t).all()) for t in load_file(path / "model.safetensors").values())
-
-
 def test_out_of_memory_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_memory(*args: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.54 GiB.")
@@ -510,20 +497,6 @@ def test_missing_published_weights_are_explained_before_data(monkeypatch: pytest
     monkeypatch.setenv("HF_HUB_CACHE", "no-cache")
     foretrain("train", "--init_from=gpt2", "--device=cpu", code=ExitCode.ENVIRONMENT, says="init_from = ./gpt2")
     assert resolve(["--init_from=gpt2"]).config.n_embd == 768
-
-
-def test_sample_from_a_run() -> None:
-    foretrain("train", "baby", "--max_iters=3", "--lr_decay_iters=3", "--warmup_iters=1", "--eval_iters=1", code=0)
-    first, second = (foretrain("sample", "out-baby", "--tokens", "40", "--prompt", "def ") for _ in range(2))
-    assert first.returncode == 0, first.stderr
-    assert first.stdout == second.stdout
-    assert first.stdout.startswith("def ")
-    assert foretrain("sample", "nowhere").returncode == ExitCode.DATA
-    report = foretrain("report", "out-baby")
-    assert Path(report.stdout.strip()).stat().st_size < 500_000
-    shown = foretrain("compare", "out-baby")
-    assert "peak, first step" in shown.stdout
-    assert json.loads(foretrain("compare", "out-baby", "--json").stdout)["schema"] == "foretrain.compare/1#forecast"
 
 
 def test_a_damaged_record_is_a_sentence() -> None:

@@ -287,11 +287,6 @@ def test_kill_9() -> None:
     assert prepared_by_kills(1, 3000, 1.2) == 1
 
 
-@pytest.mark.slow
-def test_50_times_kill_9() -> None:
-    assert prepared_by_kills(50, 60_000, 3.0) >= 25
-
-
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, *(pytest.param(each, marks=pytest.mark.slow) for each in (signal.SIGTERM, signal.SIGHUP))]
 )

@@ -360,7 +360,6 @@ def test_tiktokens_encodings_without_a_network(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(tiktoken.registry.ENCODINGS, "toy", encoding)
     rows = [*ROWS[:80], "a text that spells <|endoftext|> is still one document"]
     made = kit.run(kit.write_jsonl(Path("a.jsonl"), rows), tokenizer="toy")
-    assert made.index is not None
     expected = kit.expected(rows, encoding.encode_ordinary, encoding.eot_token)
     for split in ("train", "val"):
         assert kit.tokens_of("out", split).tolist() == expected[split]

@@ -615,14 +615,6 @@ def test_freeing_everything_leaves_each_segment_one_free_block(program: list[int
 
 
 @settings(deadline=None)
-@given(programs, ways, st.one_of(st.none(), st.integers(20, 200)))
-def test_a_replay_is_the_same_each_time(program: list[int], way: Settings, limit_mib: int | None) -> None:
-    limit_bytes = None if limit_mib is None else limit_mib * MIB
-    events = events_of(program)
-    assert facts(played(events, way, limit_bytes)) == facts(played(events, way, limit_bytes))
-
-
-@settings(deadline=None)
 @given(programs, ways, st.integers(0, 100 * MIB))
 def test_a_limit_that_is_never_reached_changes_nothing(program: list[int], way: Settings, spare_bytes: int) -> None:
     events = events_of(program)

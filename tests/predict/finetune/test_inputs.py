@@ -72,7 +72,6 @@ def test_trace_of_classes_takes_what_the_real_run_does(model_type: str) -> None:
 @pytest.mark.parametrize("model_type", MODELS)
 def test_rows_have_what_the_types_own_processor_makes(model_type: str) -> None:
     found = inputs_of(MODELS[model_type], tune_of())
-    assert found is not None
     assert [word for word in found.facts()["rows"]["inputs"].replace(",", "").split() if "_" in word] == ROWS[
         model_type
     ]
@@ -80,7 +79,6 @@ def test_rows_have_what_the_types_own_processor_makes(model_type: str) -> None:
 
 def test_sound_is_as_long_as_whisper_makes_it() -> None:
     found = inputs_of({**MODELS["whisper"], "num_mel_bins": 128}, tune_of())
-    assert found is not None
     assert found.fields["input_features"].shape == (1, 128, 3000)  # its paper: 30 seconds, 10 ms each
 
 
@@ -90,7 +88,6 @@ def test_pictures_have_the_size_in_a_file_beside_config(tmp_path: Path, name: st
     (tmp_path / "config.json").write_text(json.dumps(VIT))
     (tmp_path / f"{name}.json").write_text(json.dumps({"image_processor": given} if name[3] == "c" else given))
     found = inputs_of(find_source(str(tmp_path)).config, tune_of())
-    assert found is not None
     assert found.fields["pixel_values"].shape == (1, 3, 96, 96)
 
 

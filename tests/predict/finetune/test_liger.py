@@ -166,7 +166,6 @@ def test_advice_offers_liger_with_what_its_plan_says() -> None:
     found = a_plan(batch_size=8)
     assert found.verdict == "does_not_fit"
     change = planned(found, ("liger",))
-    assert change is not None
     again = a_plan(batch_size=8, liger=True)
     assert (change.effect.verdict, change.effect.needed_bytes) == (again.verdict, again.needed_bytes)
     assert not change.learns_otherwise

@@ -170,8 +170,6 @@ def test_cards_show_a_million_tokens_where_the_run_has_no_length() -> None:
     limited = compared(plans, parse_limit("1h"))
     assert limited.of == "limit"
     first, second = limited.cards
-    assert first.tokens is not None
-    assert second.tokens is not None
     assert first.tokens < second.tokens
 
 

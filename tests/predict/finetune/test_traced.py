@@ -62,8 +62,6 @@ def test_trace_alone_needs_what_the_estimate_needs() -> None:
         traced = planned(config, **options)
         tune = FineTune.model_validate({"seq_len": 64, "batch_size": 2, "lora_r": 8, **options})
         known = plan(source_of(config).model_copy(update={"facts": facts_of(config)}), tune, GPU)
-        assert traced.timing
-        assert known.timing
         assert traced.counts == known.counts
         assert traced.timing.flops_per_step == known.timing.flops_per_step
         assert traced.timing.hardware_flops_per_step == known.timing.hardware_flops_per_step
@@ -75,8 +73,6 @@ def test_change_of_an_unknown_model_is_traced_again() -> None:
     found = planned(APERTUS, method="lora")
     larger = replanned(found, batch_size=4)
     assert larger.needed_bytes > found.needed_bytes
-    assert larger.timing
-    assert found.timing
     assert larger.timing.flops_per_step == 2 * (found.timing.flops_per_step or 0)
 
 
@@ -102,7 +98,6 @@ def test_trace_of_few_layers_is_that_of_all(config: dict[str, Any], options: dic
     tune = FineTune.model_validate(job["tune"])
     with drive.quiet():
         few, whole = drive.trace_few_layers(job, tune), drive.trace_whole(job, tune)
-    assert few is not None
     for trace in (few, whole):
         trace.facts["work"] = sorted(map(str, trace.facts["work"]))
     assert few.to_json() == whole.to_json()
@@ -132,8 +127,6 @@ def test_unknown_model_on_several_cards_is_traced_as_one_of_them() -> None:
     )
     assert fsdp.memory.worst.bytes_of("weights") == pytest.approx(one.memory.worst.bytes_of("weights") / 2, rel=0.01)
     assert ddp.memory.worst.bytes_of("buckets") == pytest.approx(2 * one.counts.n_trained, rel=0.01)
-    assert one.timing
-    assert ddp.timing
     assert ddp.timing.step_s.expected_s > one.timing.step_s.expected_s
     with pytest.raises(UserError, match="DeepSpeed"):
         planned(APERTUS, method="full", world=2, strategy="zero1")

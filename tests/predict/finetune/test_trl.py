@@ -243,7 +243,6 @@ def test_logits_are_no_larger_than_a_tile() -> None:
 
 def test_a_step_makes_the_products_of_the_head_once_more() -> None:
     source = find_source("llama-3.2-1b")
-    assert source.facts is not None
     tune = FineTune(dtype="bfloat16", batch_size=1)
     tiled, whole = (
         flops(StepWork(source.facts, tune.model_copy(update={"loop": loop}), find_gpu("RTX 4090")).micro)

@@ -96,8 +96,6 @@ def test_the_note_says_how_wide_the_range_is() -> None:
 def test_more_is_sent_than_with_ddp_and_nothing_more_computed() -> None:
     slow = {"link": "pcie3x4", "seq_len": 64}
     ddp, zero = (plan(each, **slow).timing for each in ("ddp", "zero2"))
-    assert ddp
-    assert zero
     assert zero.flops_per_step == ddp.flops_per_step
     assert zero.step_s.expected_s > ddp.step_s.expected_s  # weights come back from all cards
 

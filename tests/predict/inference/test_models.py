@@ -28,7 +28,6 @@ def test_each_model_is_planned_as_by_its_name() -> None:
         assert (alone.verdict, alone.needed_bytes, alone.longest_context) == (
             "fits", each.needed_bytes, each.longest_context
         )  # fmt: skip
-        assert alone.timing is not None
         assert alone.timing.tokens_per_s == each.tokens_per_s
     assert "gpt2" not in {each.model for each in found.models}  # it has 1,024 positions
     assert {each.weights for each in models_of("--weights", "q4_0").models} == {"q4_0"}

@@ -192,13 +192,10 @@ def test_what_stays_on_the_host_makes_room_and_takes_time() -> None:
     weights, cache = (part.memory.neediest.bytes_of(id) for id in ("weights", "kv_cache"))
     assert cache * 2 == whole.memory.neediest.bytes_of("kv_cache")
     assert 0.5 < weights / whole.memory.neediest.bytes_of("weights") < 0.53
-    assert whole.timing is not None
-    assert part.timing is not None
     assert part.timing.limited_by == "host"
     assert part.timing.step_s.high_s / part.timing.step_s.low_s > 2
     assert part.timing.step_s.expected_s > 3 * whole.timing.step_s.expected_s
     known = planned("llama-3.3-70b", weights="q4_k_m", n_gpu_layers=41, host_bandwidth=460.0)
-    assert known.timing is not None
     assert known.timing.step_s.high_s < part.timing.step_s.expected_s
     every = planned("llama-3.3-70b", weights="q4_k_m", n_gpu_layers=81)
     assert every.needed_bytes == whole.needed_bytes

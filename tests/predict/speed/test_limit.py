@@ -114,7 +114,6 @@ def test_what_is_measured_is_what_is_said(hasty: Path) -> None:
             assert best.flop_per_s == 2 * math.prod(best.shape)
     assert {each.access for each in found.bandwidths} == {"copy", "read", "write", "in_place"}
     assert all(each.bytes_per_s == each.moved_bytes for each in found.bandwidths)
-    assert found.page_s is not None
     assert found.page_s >= 0
     assert found.launch_s > 0
 

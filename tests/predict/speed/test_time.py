@@ -103,7 +103,6 @@ def test_a_tiny_model_is_bound_by_launching() -> None:
     config = RunConfig(n_layer=4, n_head=4, n_embd=128, block_size=64, vocab_size=65, gradient_accumulation_steps=1)
     gpu = find("H100 SXM5 80GB")
     found = step_time(StepSpec.of(config, gpu, dtype="bfloat16", compiled=False))
-    assert found
     busy = busy_s(
         step(MicroBatchRun(StepSpec.of(config, find("RTX 4070"), dtype="bfloat16", compiled=False), True)),
         CatalogueRates(gpu),
@@ -227,8 +226,6 @@ def _calibrated(**changes: Any) -> Gpu:
     for config, factor, forward in ((SMALL_STEP, 3.0, 5.0), (LARGE_STEP, 1.0, 1.5)):
         summed = step_time(StepSpec.of(config, gpu, dtype="float32", compiled=False))
         evaluation = evaluation_time(StepSpec.of(config, gpu, dtype="float32", compiled=False))
-        assert summed is not None
-        assert evaluation is not None
         batches = 2 * config.eval_rows / config.eval_batch
         options = {name: getattr(config, name) for name in config.model_fields_set}
         steps.append(StepTime(options=options, dtype="float32", compiled=False, time_s=factor * summed.expected_s,
@@ -279,6 +276,4 @@ def test_a_calibrated_run_counts_its_start() -> None:
         timing(StepSpec.of(SMALL_STEP, _calibrated(start_s=start_s), dtype="float32", compiled=False))
         for start_s in (0.0, 7.0)
     ]
-    assert totals[0] is not None
-    assert totals[1] is not None
     assert totals[1].total_s.expected_s - totals[0].total_s.expected_s == pytest.approx(7.0)

@@ -662,7 +662,6 @@ def test_gradients_go_with_the_parameters_as_in_torch() -> None:
         told: list[object] = []
         for convert in (model.half, model.cpu, lambda: model.to(torch.float64), model.float):
             convert()
-            assert parameter.grad is not None
             told += [parameter is model[0].weight, parameter.dtype, parameter.grad.dtype, parameter.requires_grad]
         return [*told, model[0].calls]
 

@@ -196,16 +196,6 @@ def test_plain_names_are_left_alone(name: str, shown: str) -> None:
     assert plain(name) == shown
 
 
-def test_an_export_has_a_card() -> None:
-    train(tiny(max_iters=2, eval_interval=2))
-    made = export("out", "hf")
-    assert "README.md" in made.files
-    assert "no_card" not in made.notes
-    text = Path("out/export-hf/README.md").read_text()
-    assert read_back(text).eval_results
-    assert "The tokenizer is not in this folder" in text
-
-
 # -- the upload ----------------------------------------------------------------------------------------------
 
 
@@ -316,12 +306,6 @@ def test_without_a_network_the_folder_is_kept(monkeypatch: pytest.MonkeyPatch) -
     train(tiny(max_iters=1))
     aim(monkeypatch, "http://127.0.0.1:9")  # nobody listens there
     assert "upload failed" in failed_push("--push", "me/mine")
-
-
-def test_an_export_that_is_not_pushed_asks_nobody(fake_hub: type[FakeHub]) -> None:
-    train(tiny(max_iters=1))
-    export("out", "hf")
-    assert fake_hub.asked == []
 
 
 def test_senseless_push_is_refused_before_anything_is_written() -> None:

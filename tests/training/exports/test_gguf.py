@@ -194,7 +194,6 @@ def test_transformers_reads_the_same_model(run: str, here: None, tmp_path: Path)
 
 def keys(tokenizer: Any, rows: int, separator: int | None = 0) -> dict[str, Any]:
     found = hf_tokenizer.keys_of(tokenizer, rows, separator)
-    assert found is not None
     return {key.removeprefix("tokenizer.ggml."): value for key, value in found.items()}
 
 

@@ -1,22 +1,32 @@
-"""The model types of the installed transformers whose fine-tuning is traced, by the head that is trained.
+"""The model types of the installed transformers: which are planned, and how near a trace is to the real allocator.
 
-    PYTHONPATH=. python benchmarks/model_types.py [--only llama,gpt2 | --heads MaskedLM] [--out FILE]
+    PYTHONPATH=. python benchmarks/model_types.py [--only llama,gpt2 | --heads MaskedLM] [--share 0/2] [--out FILE]
 
 Each has the default config of its type with two layers, of its parts too, and else its own sizes; where that is none,
-the default itself. One that fails has its reasons, of full fine-tuning too. A type takes at most `LONGEST_S`. The rows
-of the file are kept: a run that was stopped goes on, and `--only` traces its types again.
+the default itself. It is traced on a card, of a vision-language model with a picture too, and where that fails the row
+says why. Then it is made narrow, traced on a CPU and trained there for real, and the peaks of the sum of tensors are
+compared. Each type is a process of its own that takes at most `LONGEST_S`. A row is written as soon as it is known: a
+run that was stopped goes on, several with a `--share` each work side by side, and `--only` traces its types again.
 """
 
 import argparse
+import contextlib
+import fcntl
+import importlib
+import inspect
 import json
+import re
 import signal
+import sys
 import time
+from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from common import RESULTS, report
+from common import RESULTS, commit, report
 from transformers import CONFIG_MAPPING, AutoConfig
 from transformers.initialization import no_init_weights
 
@@ -26,8 +36,10 @@ from foretrain.predict.trace.finetune import drive, standins
 from foretrain.predict.trace.finetune.request import FineTuneRequest
 from foretrain.predict.trace.forked import in_child
 from tests.kit.finetune import source_of
+from tests.kit.finetune_proof import compare
 
 LONGEST_S = 120  # of processor time
+WITHIN = 0.001  # of the real peak
 LAYERS = {
     "num_hidden_layers",
     "n_layer",
@@ -41,6 +53,15 @@ LAYERS = {
     "num_blocks",
 }
 ROWS = {"seq_len": 64, "batch_size": 2}
+PICTURES = {"images": 1, "image_size": 224, "seq_len": 4096, "batch_size": 1}
+# Factors that widths and numbers of heads are divided by, and whether the vocabulary is cut, from the smallest model on.
+NARROW = ((8, True), (8, False), (4, True), (2, True), (1, True), (1, False))
+MOST_TRIED, LARGEST = 3, 60_000_000  # of these, and parameters of a model that is trained for real
+WORDS = 1024  # of a cut vocabulary
+WIDTH = re.compile(r"(size|sizes|dim|dims|width|rank)$|heads?$|^(d_model|d_ff|n_embd|n_inner)$|experts$")
+KEPT = re.compile(
+    r"head_dim|d_kv|vocab|image|patch|kernel|pool|window|chunk|group|max_|position|crop|num_mel|stride|conv"
+)
 HEADS = [*standins.HEADS, *standins.CLASSES[1:]]
 # What published configs say, of types whose default config makes no model.
 PUBLISHED: dict[str, dict[str, Any]] = {
@@ -68,10 +89,10 @@ def made_small(kind: Any) -> dict[str, Any]:
     return dict.fromkeys(fields & LAYERS, 2) | {name: made_small(part) for name, part in parts.items()}
 
 
-def traced(written: dict[str, Any], method: str) -> dict[str, Any]:
+def traced(written: dict[str, Any], method: str, rows: dict[str, int] = ROWS) -> dict[str, Any]:
     """Trace a run of this config; return the class that is trained, or why there is none. Raises what the trace does."""
     signal.setitimer(signal.ITIMER_PROF, LONGEST_S)
-    tune = FineTune.model_validate({**ROWS, "method": method, "loop": "trainer"})
+    tune = FineTune.model_validate({**rows, "method": method, "loop": "trainer"})
     job = FineTuneRequest(source_of(written), tune, find("H200")).job()
     with drive.quiet():
         config = standins.config_of(written)
@@ -81,8 +102,60 @@ def traced(written: dict[str, Any], method: str) -> dict[str, Any]:
                 kind(config)
         except Exception as error:
             return {"makes_no_model": reason(error)}
-        drive.trace_whole(job, FineTune.model_validate(job["tune"]))
-    return {"method": method, "trained": kind.__name__, "processor_s": round(time.process_time(), 1)}
+        record = drive.trace_whole(job, FineTune.model_validate(job["tune"]))
+    takes = {"input_ids", "pixel_values"} <= {*inspect.signature(kind.forward).parameters}
+    found = {"method": method, "trained": kind.__name__, "takes_pictures": takes}
+    return {**found, "facts": record.facts, "processor_s": round(time.process_time(), 1)}
+
+
+def narrowed(values: dict[str, Any], factor: int, ids: list[int]) -> dict[str, Any]:
+    """Return a config with widths and heads divided by a factor; `ids`: of a cut vocabulary, for its special tokens."""
+
+    def divided(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return [divided(each) for each in value]
+        return value // factor if type(value) is int and value % factor == 0 and value else value
+
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            found[name] = narrowed(value, factor, ids) if all(isinstance(each, str) for each in value) else value
+        elif ids and name == "vocab_size" and type(value) is int:
+            found[name] = min(value, WORDS)
+        elif ids and re.search(r"_(id|index|idx)$", name) and type(value) is int and value >= WORDS - len(values):
+            found[name] = ids.pop()
+        elif ids and name.endswith("token_id") and isinstance(value, list):
+            found[name] = value[0] % (WORDS // 2)
+        else:
+            found[name] = divided(value) if WIDTH.search(name) and not KEPT.search(name) else value
+    return found
+
+
+def compared(written: dict[str, Any], method: str) -> dict[str, Any]:
+    """Trace a narrow model of this config on a CPU and train it there; return the peaks, or why there are none."""
+    signal.setitimer(signal.ITIMER_PROF, LONGEST_S)
+    tune = FineTune.model_validate({**ROWS, "method": method, "loop": "trainer", "optim": "adamw_torch", "lora_r": 8})
+    given = {"model_type": written["model_type"], **standins.config_of(written).to_dict()}
+    tried, why = 0, "every narrow model is too large, or cannot be made"
+    for factor, cut in NARROW:
+        config = narrowed(given, factor, list(range(WORDS // 2, WORDS)) if cut else [])
+        try:
+            made = standins.config_of(config)
+            kind = standins.kind_of(made, config, tune)
+            with torch.device("meta"), no_init_weights():
+                size = sum(p.numel() for p in kind(made).parameters())
+            if size > LARGEST:
+                continue
+            tried += 1
+            truth = compare(config, tune)
+        except Exception as error:
+            why = reason(error)
+            if tried == MOST_TRIED:
+                break
+            continue
+        sizes = {"traced_bytes": truth.traced_bytes, "real_bytes": truth.real_bytes, "error": round(truth.error, 6)}
+        return {**sizes, "n_params": size, "divided_by": factor}
+    return {"not_compared": why}
 
 
 def reason(error: Exception) -> str:
@@ -90,40 +163,117 @@ def reason(error: Exception) -> str:
     return f"{type(error).__name__}: {first.strip()}"[:240]
 
 
-def row(model_type: str) -> dict[str, Any]:
-    found: dict[str, Any] = {"model_type": model_type}
-    small = {**made_small(CONFIG_MAPPING[model_type]), **PUBLISHED.get(model_type, {})}
-    for method, config in (("lora", small), ("full", small), ("lora", PUBLISHED.get(model_type, {}))):
-        name = f"{method}{'' if config is small else '_of_default'}"
-        try:
-            made = in_child(lambda method=method, config=config: traced({"model_type": model_type, **config}, method))
-        except Exception as error:
-            found[f"why_not_{name}"] = reason(error)
-            continue
+def tried(work: Callable[[], dict[str, Any]], why: str) -> dict[str, Any]:
+    """Return what a process of its own finds, or under `why` the reason why it finds nothing."""
+    try:
+        return in_child(work)
+    except Exception as error:
+        return {why: reason(error)}
+
+
+def config_of(model_type: str, layers: int | str = 2) -> dict[str, Any]:
+    small = made_small(CONFIG_MAPPING[model_type]) if layers == 2 else {}
+    return {"model_type": model_type, **small, **PUBLISHED.get(model_type, {})}
+
+
+def trace_of(found: dict[str, Any]) -> dict[str, Any]:
+    """Return what a trace of the type finds, or why there is none."""
+    why: dict[str, Any] = {}
+    for method, layers in (("lora", 2), ("full", 2), ("lora", "default")):
+        written = config_of(found["model_type"], layers)
+        name = f"why_not_{method}{'' if layers == 2 else '_of_default'}"
+        made = tried(lambda written=written, method=method: traced(written, method), name)
+        made.pop("facts", None)
         if "method" in made:
-            return {"model_type": model_type, **made, "layers": 2 if config is small else "default"}
-        found |= made
-    return found
+            return {**why, **made, "layers": layers}
+        why |= made
+    return why
+
+
+def pictures_of(found: dict[str, Any]) -> dict[str, Any]:
+    """Return how many tokens a picture is where the model takes some with text, or why it is not traced."""
+    if not found.get("takes_pictures"):
+        return {}
+    written = config_of(found["model_type"], found["layers"])
+    made = tried(lambda: traced(written, found["method"], PICTURES), "why_not_pictures")
+    return {"picture_tokens": (made["facts"].get("pictures") or {}).get("tokens", 0)} if "facts" in made else made
+
+
+def comparison_of(found: dict[str, Any]) -> dict[str, Any]:
+    """Return the peaks of a narrow model, traced and real, or why there are none."""
+    if "method" not in found:
+        return {}
+    written = config_of(found["model_type"], found["layers"])
+    return tried(lambda: compared(written, found["method"]), "not_compared")
+
+
+# What is found of a type, in turn.
+PARTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "trace": trace_of,
+    "pictures": pictures_of,
+    "comparison": comparison_of,
+}
+
+
+def kept(out: Path, found: dict[str, Any] | None, every: list[str]) -> dict[str, dict[str, Any]]:
+    """Write a row into the file, which other processes write too; return all rows."""
+    with out.open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        rows = {each["model_type"]: each for each in _rows(out)}
+        if found:
+            rows[found["model_type"]] = found
+            listed = [rows[name] for name in sorted(rows)]
+            with contextlib.redirect_stdout(None):
+                report(out, {"types": len(every), "tried": len(rows), **counted(listed), "rows": listed})
+    return rows
+
+
+def _rows(out: Path) -> list[dict[str, Any]]:
+    return json.loads(out.read_text("utf-8") or '{"rows": []}')["rows"]
+
+
+def counted(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    counts: dict[str, Any] = {method: sum(each.get("method") == method for each in rows) for method in ("lora", "full")}
+    counts["no_model"] = sum("makes_no_model" in each for each in rows)
+    errors = [abs(each["error"]) for each in rows if "error" in each]
+    within = sum(error <= WITHIN for error in errors)
+    return {"traced": counts, "compared": {"types": len(errors), "within": within, "most": max(errors, default=None)}}
+
+
+def import_all() -> None:
+    """Import what any trace imports, so that each process of a type need not."""
+
+    def names() -> list[str]:
+        traced(config_of("llama"), "lora")
+        return [*sys.modules]
+
+    for name in in_child(names):
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="")
     parser.add_argument("--heads", default=",".join(HEADS))
+    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--share", default="0/1", help="I/N: each Nth type from the Ith on")
     parser.add_argument("--out", type=Path, default=RESULTS / "model_types.json")
     options = parser.parse_args()
-    before = json.loads(options.out.read_text("utf-8"))["rows"] if options.out.exists() else []
-    rows = {found["model_type"]: found for found in before}
     every = types(options.heads.split(","))
-    try:
-        for model_type in options.only.split(",") if options.only else sorted({*every} - {*rows}):
-            rows[model_type] = row(model_type)
-            print(json.dumps(rows[model_type]), flush=True)
-    finally:
-        listed = [rows[name] for name in sorted(rows)]
-        counts = {method: sum(found.get("method") == method for found in listed) for method in ("lora", "full")}
-        counts["no_model"] = sum("makes_no_model" in found for found in listed)
-        report(options.out, {"types": len(every), "tried": len(rows), "traced": counts, "rows": listed})
+    first, count = map(int, options.share.split("/"))
+    import_all()
+    for part in options.parts.split(","):
+        rows = kept(options.out, None, every)
+        own = (options.only.split(",") if options.only else every)[first::count]
+        left = [name for name in own if options.only or part not in rows.get(name, {}).get("done", {})]
+        for model_type in left:
+            new = {"model_type": model_type, "done": {}}
+            found = new if part == "trace" else kept(options.out, None, every).get(model_type, new)
+            found |= PARTS[part](found)
+            found["done"] |= {part: f"{date.today().isoformat()} {commit()}"}
+            print(json.dumps(found), flush=True)
+            kept(options.out, found, every)
 
 
 if __name__ == "__main__":

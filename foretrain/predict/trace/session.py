@@ -219,10 +219,7 @@ def in_one_sentence() -> Iterator[list[Tracer]]:
         yield seen
     except tuple(WHY) as error:
         op, advice = str(error.args[0]), ""
-        if "_ctc_loss" in op:
-            advice = "; trace -log_probs.mean() in its place, to which the loss adds two tensors of batch x length of "
-            advice += "log_probs x (2 x length of the longest target + 1)"
-        elif "nested" in op:
+        if "nested" in op:
             advice = "; a batch padded to its longest sequence can be traced, and takes more memory"
         elif "sparse" in op or any(tracer.sparse for tracer in seen):
             advice = DENSE

@@ -46,12 +46,13 @@ SOUND_S = 30  # of a row; Whisper's processor makes all sounds as long
 class Inputs:
     """What a row is for a model. `text`: names of what it has for each token; `fields`: its pictures or sound; `token`:
     what stands for a part of a picture in the text; `classifies`: whether each row has one label; `target`: whether a
-    decoder takes ids of its own."""
+    decoder takes ids of its own; `label`: of what is no padding, where the loss leaves that out."""
 
     kind: str
     text: tuple[str, ...]
     classifies: bool
     target: bool
+    label: int = 0
     fields: Mapping[str, np.ndarray] = field(default_factory=dict)
     processor: str = ""
     marks: tuple[str, ...] = ()
@@ -78,7 +79,7 @@ class Inputs:
         values |= dict.fromkeys(self.marks, (ids == self.token).astype(np.int64))
         row = {name: values.get(name, np.zeros_like(ids)) for name in (*self.text, *self.marks)}
         found = {name: filled(tracer, array, rows) for name, array in {**row, **self.fields}.items()}
-        found["labels"] = torch.zeros(shape[: 1 if self.classifies else 2], dtype=torch.int64)
+        found["labels"] = torch.full(shape[: 1 if self.classifies else 2], self.label)
         if self.target:
             found["decoder_input_ids"] = torch.zeros(shape, dtype=torch.int64)
         return found
@@ -123,7 +124,8 @@ def _made(written: str, options: str) -> Inputs | None:
     text, classifies = _text(config, taken, needed), kind.__name__.endswith("Classification")
     # as DataCollatorForSeq2Seq makes them; Whisper's recipe leaves them to the model
     target = config.is_encoder_decoder and bool(text) and not classifies
-    found = Inputs(kind.__name__, text, classifies=classifies, target=target)
+    label = int(kind.__name__.endswith("CTC") and not config.pad_token_id)
+    found = Inputs(kind.__name__, text, classifies=classifies, target=target, label=label)
     if tune.images and "pixel_values" not in taken:
         raise StandInError(f"{found.kind} takes no pictures")
     if {"input_features", "input_values"} & needed:

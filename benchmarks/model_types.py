@@ -63,17 +63,31 @@ KEPT = re.compile(
     r"head_dim|d_kv|vocab|image|patch|kernel|pool|window|chunk|group|max_|position|crop|num_mel|stride|conv"
 )
 HEADS = [*standins.HEADS, *standins.CLASSES[1:]]
-# What published configs say, of types whose default config makes no model.
+# What published configs say, of types whose default config makes no model, or none whose parts go together.
+GLM_TEXT = {
+    "num_hidden_layers": 2,
+    "head_dim": 128,
+    "rope_parameters": {"rope_theta": 10_000, "partial_rotary_factor": 0.5, "mrope_section": [8, 12, 12]},
+}
 PUBLISHED: dict[str, dict[str, Any]] = {
     "aya_vision": {
         "text_config": {"model_type": "cohere2", "num_hidden_layers": 2},
         "vision_config": {"model_type": "siglip_vision_model", "num_hidden_layers": 2, "vision_use_head": False},
     },
+    "blip-2": {"image_token_index": 50_265},
     "chameleon": {"vocabulary_map": {"<image>": 8711}},
     "dbrx": {"attn_config": {"clip_qkv": 8, "kv_n_heads": 8, "rope_theta": 500_000}},
     "deepseek_v2": {"moe_intermediate_size": 1408, "num_experts_per_tok": 6},
     "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6, "n_group": 1, "topk_group": 1},
     "emu3": {"vocabulary_map": {"<image>": 151_646}},
+    "esm": {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32},
+    **{name: {"text_config": GLM_TEXT} for name in ("glm46v", "glm4v", "glm4v_moe", "glmga")},
+    "hunyuan_v1_dense": {"head_dim": 128},
+    "hunyuan_v1_moe": {"head_dim": 128},
+    "instructblip": {"image_token_index": 32_000},
+    "qwen2_5_vl": {"vision_config": {"depth": 2, "out_hidden_size": 8192}},
+    "qwen2_vl": {"vision_config": {"depth": 2, "hidden_size": 8192}},
+    "wav2vec2-bert": {"vocab_size": 32},  # of the language that it is trained for
 }
 
 
@@ -176,16 +190,21 @@ def config_of(model_type: str, layers: int | str = 2) -> dict[str, Any]:
     return {"model_type": model_type, **small, **PUBLISHED.get(model_type, {})}
 
 
+WAYS = (("lora", 2, ROWS), ("full", 2, ROWS), ("lora", "default", ROWS), ("lora", 2, PICTURES))
+
+
 def trace_of(found: dict[str, Any]) -> dict[str, Any]:
-    """Return what a trace of the type finds, or why there is none."""
+    """Return what a trace of the type finds, with pictures where it is none without, or why there is none."""
     why: dict[str, Any] = {}
-    for method, layers in (("lora", 2), ("full", 2), ("lora", "default")):
+    for method, layers, rows in WAYS:
+        if "makes_no_model" in why and layers == 2 and method != "lora":
+            continue
         written = config_of(found["model_type"], layers)
-        name = f"why_not_{method}{'' if layers == 2 else '_of_default'}"
-        made = tried(lambda written=written, method=method: traced(written, method), name)
+        name = f"why_not_{method}{'' if layers == 2 else '_of_default'}{'' if rows is ROWS else '_with_pictures'}"
+        made = tried(lambda written=written, method=method, rows=rows: traced(written, method, rows), name)
         made.pop("facts", None)
         if "method" in made:
-            return {**why, **made, "layers": layers}
+            return {**why, **made, "layers": layers, **({"with": "pictures"} if rows is PICTURES else {})}
         why |= made
     return why
 

@@ -488,6 +488,8 @@ def trace(job: dict[str, Any]) -> Trace:
     with quiet():
         try:
             return (None if tune.compile or tune.world > 1 else trace_few_layers(job, tune)) or trace_whole(job, tune)
+        except ImportError as error:
+            raise StandInError(" ".join(str(error).split()).rstrip(".")) from error
         except Exception as error:
             text = standins.config_of(job["config"]).get_text_config(decoder=True)
             longest = min((size for name in POSITIONS if (size := getattr(text, name, None))), default=tune.seq_len)

@@ -29,7 +29,7 @@ from foretrain.predict.trace.tracer import Tracer
 
 BACKENDS = ("pil", "torchvision")  # the first makes the same shapes and needs no package beside
 # Types whose processor is in their published files alone, and that of which type it is.
-LIKE = {"qwen3_vl_moe": "qwen3_vl", "glm4v_moe": "glm4v"}
+LIKE = {"qwen3_vl_moe": "qwen3_vl", "glm4v_moe": "glm4v", "dinov2_with_registers": "dinov2"}
 SPELLED: Mapping[str, str] = {
     "merge_size": "spatial_merge_size",
     "encoder_patch_size": "patch_size",
@@ -165,6 +165,8 @@ def _with_pictures(row: Inputs, kind: Any, config: Any, given: Any, tune: FineTu
     counts = getattr(kind, "get_image_features", None)
     if token is not None and not counts:
         raise StandInError(f"{row.kind} puts no pictures among the tokens of a row")
+    if token is None and counts and row.text and any(name in vars(config) for name in TOKEN):
+        raise StandInError(f"its config.json has no {TOKEN[0]}, which stands for a picture in the text of {row.kind}")
     if token is None and tune.images > 1:
         raise StandInError(f"a row of {row.kind} has one picture")
     processor, more = _processor(config, given)

@@ -1,4 +1,4 @@
-"""The loss of an alignment (aten/src/ATen/native/LossCTC.cpp and cuda/LossCTC.cu): PyTorch has no fake kernel for it."""
+"""The loss of an alignment (LossCTC.cpp and .cu in aten/src/ATen/native), for which PyTorch has no fake kernel."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -32,6 +32,7 @@ from transformers.initialization import no_init_weights
 
 from foretrain.config.finetune.options import FineTune
 from foretrain.hardware.catalogue import find
+from foretrain.predict.trace import interpreter
 from foretrain.predict.trace.finetune import drive, standins
 from foretrain.predict.trace.finetune.request import FineTuneRequest
 from foretrain.predict.trace.forked import in_child
@@ -241,9 +242,12 @@ def kept(out: Path, found: dict[str, Any] | None, every: list[str]) -> dict[str,
         rows = {each["model_type"]: each for each in _rows(out)}
         if found:
             rows[found["model_type"]] = found
-            listed = [rows[name] for name in sorted(rows)]
+            listed, packages = [rows[name] for name in sorted(rows)], interpreter.now().versions()
             with contextlib.redirect_stdout(None):
-                report(out, {"types": len(every), "tried": len(rows), **counted(listed), "rows": listed})
+                report(
+                    out,
+                    {"packages": packages, "types": len(every), "tried": len(rows), **counted(listed), "rows": listed},
+                )
     return rows
 
 

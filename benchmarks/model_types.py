@@ -1,20 +1,22 @@
 """The model types of the installed transformers: which are planned, and how near a trace is to the real allocator.
 
-    PYTHONPATH=. python benchmarks/model_types.py [--only llama,gpt2 | --heads MaskedLM] [--share 0/2] [--out FILE]
+    PYTHONPATH=. python benchmarks/model_types.py [--only llama,gpt2 | --heads MaskedLM] [--processes 2]
 
 Each has the default config of its type with two layers, of its parts too, and else its own sizes; where that is none,
 the default itself. It is traced on a card, of a vision-language model with a picture too, and where that fails the row
 says why. Then it is made narrow, traced on a CPU and trained there for real, and the peaks of the sum of tensors are
 compared. Each type is a process of its own that takes at most `LONGEST_S`. A row is written as soon as it is known: a
-run that was stopped goes on, several with a `--share` each work side by side, and `--only` traces its types again.
+run that was stopped goes on, and `--only` traces its types again.
 """
 
 import argparse
+import atexit
 import contextlib
 import fcntl
 import importlib
 import inspect
 import json
+import os
 import re
 import signal
 import sys
@@ -39,7 +41,7 @@ from foretrain.predict.trace.forked import in_child
 from tests.kit.finetune import source_of
 from tests.kit.finetune_proof import compare
 
-LONGEST_S = 120  # of processor time
+LONGEST_S = 30  # of processor time
 WITHIN = 0.001  # of the real peak
 LAYERS = {
     "num_hidden_layers",
@@ -275,17 +277,26 @@ def import_all() -> None:
             importlib.import_module(name)
 
 
+def shared(processes: int) -> int:
+    """Fork so many processes; return the number of this one. The first waits for the others."""
+    for number in range(1, processes):
+        if (child := os.fork()) == 0:
+            return number
+        atexit.register(os.waitpid, child, 0)
+    return 0
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="")
     parser.add_argument("--heads", default=",".join(HEADS))
     parser.add_argument("--parts", default=",".join(PARTS))
-    parser.add_argument("--share", default="0/1", help="I/N: each Nth type from the Ith on")
+    parser.add_argument("--processes", type=int, default=1, help="how many work side by side")
     parser.add_argument("--out", type=Path, default=RESULTS / "model_types.json")
     options = parser.parse_args()
     every = types(options.heads.split(","))
-    first, count = map(int, options.share.split("/"))
     import_all()
+    first, count = shared(options.processes), options.processes
     for part in options.parts.split(","):
         rows = kept(options.out, None, every)
         own = (options.only.split(",") if options.only else every)[first::count]

@@ -238,6 +238,17 @@ def test_what_the_sentences_advise_can_be_traced() -> None:
     assert trace(code).bound == "exact"
 
 
+def test_alignment_keeps_its_scores_and_makes_as_many_in_the_backward_pass() -> None:
+    def code(on: Tracing) -> None:
+        scores = torch.empty(500, 2, 20, device="cuda", requires_grad=True)
+        targets = torch.ones(2, 100, dtype=torch.int64, device="cuda")
+        nn.functional.ctc_loss(scores, targets, (500, 500), (100, 100)).backward()
+
+    states, log_probs = 4 * 2 * 500 * (2 * 100 + 1), 4 * 500 * 2 * 20  # LossCTC.cpp: log_alpha and log_beta
+    peak = trace(code).peak_allocated_bytes
+    assert 2 * states + 2 * log_probs <= peak <= 2 * states + 2 * log_probs + 8192
+
+
 @pytest.mark.parametrize(
     ("name", "first", "steady"), [("AdamW", 25448448, 25480192), ("SGD", 60041216, 23376896)], ids=("AdamW", "SGD")
 )

@@ -37,6 +37,7 @@ SPELLED: Mapping[str, str] = {
     "feature_size": "num_mel_bins",
 }
 TOKEN = ("image_token_id", "image_token_index")
+TOWERS = ("vision_config", "audio_config", "encoder_config")
 MARKS = ("mm_token_type_ids", "token_type_ids")  # 1 where a token is part of a picture
 PLAIN = ("input_ids", "attention_mask")
 SOUND_S = 30  # of a row; Whisper's processor makes all sounds as long
@@ -154,7 +155,8 @@ def _with_sound(row: Inputs, config: Any, given: Any, taken: Mapping[str, Any]) 
         raise StandInError(f"transformers names no processor of sound for {config.model_type}")
     processor = _built(kind, config, given)
     silence = np.zeros(SOUND_S * processor.sampling_rate, dtype=np.float32)
-    found = processor(silence, sampling_rate=processor.sampling_rate, return_tensors="np")
+    more = {name: value for name, value in _asked(config, "audio_kwargs").items() if name == "return_attention_mask"}
+    found = processor(silence, sampling_rate=processor.sampling_rate, **more, return_tensors="np")
     fields = {name: np.asarray(value) for name, value in found.items() if name in taken}
     return replace(row, fields=fields, processor=kind.__name__)
 
@@ -192,16 +194,21 @@ def _processor(config: Any, given: Any) -> tuple[Any, dict[str, Any]]:
     own = "pixtral" if getattr(tower, "model_type", "") == "pixtral" else LIKE.get(own, own)
     known = auto.image_processing_auto.IMAGE_PROCESSOR_MAPPING_NAMES
     names = known.get(own) or known.get(getattr(tower, "model_type", "")) or {}
-    more, reason = {}, "transformers names none"
-    with contextlib.suppress(ImportError):
-        whole = getattr(transformers, auto.processing_auto.PROCESSOR_MAPPING_NAMES.get(config.model_type) or "", None)
-        more = dict(getattr(whole, "images_kwargs", None) or {})
+    more, reason = _asked(config, "images_kwargs"), "transformers names none"
     for name in filter(None, map(names.get, BACKENDS)):
         try:
             return _built(getattr(transformers, name), config, given), more
         except ImportError as error:
             reason = next((line for line in str(error).splitlines() if line.strip()), "")
     raise StandInError(f"the image processor of {config.model_type} cannot be made: {reason}")
+
+
+def _asked(config: Any, of: str) -> dict[str, Any]:
+    """Return what a model's processor of all inputs asks of the one of pictures or sound."""
+    names: Any = transformers.models.auto.processing_auto.PROCESSOR_MAPPING_NAMES
+    with contextlib.suppress(ImportError):
+        return dict(getattr(getattr(transformers, names.get(config.model_type) or "", None), of, None) or {})
+    return {}
 
 
 def _built(kind: Any, config: Any, given: Any) -> Any:
@@ -211,7 +218,7 @@ def _built(kind: Any, config: Any, given: Any) -> Any:
 
 def _facts(kind: Any, config: Any) -> dict[str, Any]:
     """Return what a config says of the processor's attributes."""
-    vision = getattr(config, "vision_config", None) or config
+    vision = next((part for name in TOWERS if (part := getattr(config, name, None))), config)
     found: dict[str, Any] = {}
     defaults = {name: getattr(kind, name, None) for base in kind.__mro__ for name in vars(base) if name[0] != "_"}
     defaults |= {name: each.default for name, each in inspect.signature(kind).parameters.items()}

@@ -32,6 +32,18 @@ def _by_cudnn(log_probs: Tensor, targets: Tensor, *rest: Any) -> bool:
     return torch.backends.cudnn.enabled and targets.dtype == torch.int32
 
 
+def with_tensors(ctc_loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return torch.ctc_loss with lengths as tensors, as lists of them become real tensors in it."""
+
+    def run(log_probs: Tensor, targets: Tensor, inputs: Any, lengths: Any, *rest: Any) -> Tensor:
+        if not isinstance(lengths, Tensor):
+            targets = targets[:, : max(lengths)] if targets.dim() > 1 else targets
+            inputs, lengths = torch.tensor(inputs), torch.tensor(lengths)
+        return ctc_loss(log_probs, targets, inputs, lengths, *rest)
+
+    return run
+
+
 NAMED: dict[str, Callable[..., Any]] = {
     "_ctc_loss": _forward,
     "_ctc_loss_backward": _backward,

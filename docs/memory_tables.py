@@ -228,6 +228,58 @@ def traces() -> str:
     ])  # fmt: skip
 
 
+KINDS = {  # of the class that is trained, by how its name ends; the first that fits
+    "text, a decoder": ("ForCausalLM", "LMHeadModel"),
+    "text, an encoder": ("ForMaskedLM",),
+    "sound": ("ForCTC", "ForAudioClassification", "ForSpeechSeq2Seq"),
+    "pictures": ("ForImageClassification",),
+    "an encoder and a decoder": ("",),
+}
+
+
+def kind_of(row: dict[str, Any]) -> str:
+    if row.get("takes_pictures"):
+        return "pictures and text"
+    return next(kind for kind, ends in KINDS.items() if row["trained"].endswith(ends))
+
+
+def why_not(row: dict[str, Any]) -> str:
+    """Return the reason in a cell, without what a Markdown table would read in it."""
+    said = row.get("makes_no_model") or row["why_not_lora"]
+    return said.removeprefix("StandInError: ").replace("|", "/").replace("<", "‹").replace(">", "›").replace("[", "\\[")
+
+
+@part("model-types")
+def types() -> str:
+    found = result("model_types")
+    traced = [row for row in found["rows"] if "method" in row]
+    refused = [row for row in found["rows"] if "method" not in row]
+    compared = [row for row in traced if "error" in row]
+    far = [row for row in compared if abs(row["error"]) > 0.001]
+    kinds: dict[str, list[dict[str, Any]]] = {}
+    for row in traced:
+        kinds.setdefault(kind_of(row), []).append(row)
+    packages = found["packages"]
+    return "\n\n".join([
+        f"transformers {packages['transformers']} has {found['types']} model types with a head that is trained on labels. "
+        f"Of {found['tried']} that were tried, {len(traced)} are planned ({len(traced) / found['tried']:.0%}), with their default "
+        f"configs. Of {len(compared)}, a narrow model was then trained on a CPU: the peaks of {len(compared) - len(far)} differ "
+        f"by at most {max(abs(row['error']) for row in compared if row not in far):.3%}"
+        + (f", and more in {', '.join(row['model_type'] for row in far)}." if far else "."),
+        table(
+            "what is trained | types > | compared > | largest difference >",
+            (
+                f"{kind} | {len(rows)} | {len(errors := [abs(row['error']) for row in rows if 'error' in row])} | "
+                f"{f'{max(errors):.4%}' if errors else ''}"
+                for kind, rows in sorted(kinds.items(), key=lambda pair: -len(pair[1]))
+            ),
+        ),
+        f"These {len(refused)} are refused, with the reason:",
+        table("type | why", (f"{row['model_type']} | {why_not(row)}" for row in refused)),
+        f"(`python benchmarks/model_types.py`, {found['date']}; each row of the file has the commit that made it)",
+    ])  # fmt: skip
+
+
 COMPILED = ("llama-3.2-1b", "qwen3-0.6b", "qwen3-1.7b", "qwen2.5-0.5b", "smollm2-360m", "pythia-410m", "gpt2")
 
 

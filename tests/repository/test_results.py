@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -69,3 +70,22 @@ def test_each_eighth_row_is_that_of_the_present_code(
     monkeypatch.setattr(sys, "argv", [name, "--out", str(tmp_path / "made.json")])
     benchmark.main()
     held(tmp_path / "made.json", name, every=8)
+
+
+def test_model_types_are_those_of_the_present_code(tmp_path: Path) -> None:
+    """A sample of the survey; where this fails, run `python benchmarks/model_types.py` into an empty file."""
+    transformers, made = pytest.importorskip("transformers"), tmp_path / "made.json"
+    pytest.importorskip("peft")
+    kept = json.loads((RESULTS / "model_types.json").read_text("utf-8"))
+    if transformers.__version__ != kept["packages"]["transformers"]:
+        pytest.skip("the file is of another transformers")
+    words = ["benchmarks/model_types.py", "--only", "bert,qwen3", "--parts", "trace,comparison", "--out", str(made)]
+    environment = {**os.environ, "PYTHONPATH": str(REPO)}
+    subprocess.run([sys.executable, *words], cwd=REPO, env=environment, check=True, capture_output=True)
+    rows = {row["model_type"]: row for row in kept["rows"]}
+    found = json.loads(made.read_text("utf-8"))["rows"]
+    assert len(found) == 2
+    for row in found:
+        of_code = ("method", "trained", "n_params", "traced_bytes")
+        assert {name: row[name] for name in of_code} == {name: rows[row["model_type"]][name] for name in of_code}
+        assert abs(row["error"]) <= 0.001

@@ -117,6 +117,8 @@ def plan(
     """Return the forecast, on a CPU without time. `unplanned`: settings with the bound of the figures. Raises UserError
     where the model is unknown, or the device is neither a card of CUDA's nor a CPU."""
     if tune.images:  # which no estimate has
+        if source.facts and not source.facts.vision:
+            raise UserError("usage.no_pictures", model=source.name)
         source = source.model_copy(update={"facts": None})
     facts = source.facts
     quantization = facts.quantization if facts else quantization_of(source.config)

@@ -29,8 +29,8 @@ from foretrain.predict.trace.card.standin import StandIn
 from foretrain.predict.trace.card.torch_cuda import Card, Memory
 from foretrain.predict.trace.forked import CAN_FORK, in_child
 from foretrain.predict.trace.interpreter import Norm
+from foretrain.predict.trace.kernels import alignment, values, workspaces
 from foretrain.predict.trace.kernels import temporaries as kernels
-from foretrain.predict.trace.kernels import values, workspaces
 from foretrain.predict.trace.kernels.values import place_now, raised_at
 from foretrain.predict.trace.names import Names
 from foretrain.predict.trace.quick import faster_fake_ops
@@ -158,6 +158,7 @@ def tracing(gpu: Gpu | None, *, compiled: bool, pads: bool = False, upper: bool 
             patches.set(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
             marks.patch(patches)
             workspaces.patch_products(patches)  # Dynamo knows the real ones alone
+            patches.set(torch, "ctc_loss", alignment.with_tensors(torch.ctc_loss))
         stack.enter_context(faster_fake_ops(compiled=compiled))
         names = stack.enter_context(drive.naming_allocations(tracer, compiled=compiled))
         names.before_a_root = standin.real_ways(patches, tracer.values)
@@ -219,10 +220,7 @@ def in_one_sentence() -> Iterator[list[Tracer]]:
         yield seen
     except tuple(WHY) as error:
         op, advice = str(error.args[0]), ""
-        if "_ctc_loss" in op:
-            advice = "; trace -log_probs.mean() in its place, to which the loss adds two tensors of batch x length of "
-            advice += "log_probs x (2 x length of the longest target + 1)"
-        elif "nested" in op:
+        if "nested" in op:
             advice = "; a batch padded to its longest sequence can be traced, and takes more memory"
         elif "sparse" in op or any(tracer.sparse for tracer in seen):
             advice = DENSE

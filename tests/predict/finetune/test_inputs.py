@@ -42,6 +42,10 @@ MODELS: dict[str, dict[str, Any]] = {
         "architectures": ["WhisperForConditionalGeneration"],
     },
 }  # fmt: skip
+WAV2VEC2 = {
+    **ENCODER, "model_type": "wav2vec2", "architectures": ["Wav2Vec2ForCTC"], "vocab_size": 32, "conv_dim": [32] * 7,
+    "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4,
+}  # fmt: skip
 TEXT = ["input_ids", "attention_mask"]
 ROWS = {
     "bert": [*TEXT, "token_type_ids"], "t5": [*TEXT, "decoder_input_ids"], "bart": [*TEXT, "decoder_input_ids"],
@@ -59,6 +63,13 @@ def tune_of(**options: Any) -> FineTune:
 @pytest.mark.parametrize("model_type", MODELS)
 def test_trace_of_other_rows_takes_what_the_real_run_does(model_type: str, method: str) -> None:
     truth = proof.compare(MODELS[model_type], tune_of(method=method))
+    assert abs(truth.traced_bytes - truth.real_bytes) <= 0.001 * truth.real_bytes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"method": "full"}, {"method": "lora", "lora_targets": "q_proj,v_proj"}])
+def test_trace_of_an_alignment_takes_what_the_real_run_does(options: dict[str, Any]) -> None:
+    truth = proof.compare(WAV2VEC2, tune_of(**options))
     assert abs(truth.traced_bytes - truth.real_bytes) <= 0.001 * truth.real_bytes
 
 

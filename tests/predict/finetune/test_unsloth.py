@@ -191,7 +191,7 @@ def test_its_loop_has_its_functions() -> None:
     assert by_loop.tune.unsloth
 
 
-def test_xformers_keeps_no_scores_on_a_card_before_flash_attention() -> None:
+def test_xformers_keeps_no_scores_before_flash_attention() -> None:
     asked = FineTune(method="qlora", unsloth=True, gradient_checkpointing=True, batch_size=2)
     needs = [
         plan(find_source("llama-3.1-8b"), asked.model_copy(update={"seq_len": length}), find_gpu("T4")).needed_bytes

@@ -174,11 +174,6 @@ def loaded(on: Tracing) -> None:
         row.cuda()
 
 
-def aligned(on: Tracing) -> None:
-    scores = torch.empty(50, 2, 20, device="cuda")
-    nn.functional.ctc_loss(scores, torch.zeros(2, 10, dtype=torch.int64, device="cuda"), (50, 50), (10, 10))
-
-
 def sparse_sum(on: Tracing) -> None:
     indices = torch.zeros(1, 3, dtype=torch.int64, device="cuda")
     torch.empty(8, 4, device="cuda").add_(torch.sparse_coo_tensor(indices, torch.zeros(3, 4, device="cuda"), (8, 4)))
@@ -218,7 +213,6 @@ def by_cluster(on: Tracing) -> None:
         (lambda on: torch.compile(torch.relu)(torch.empty(4, device="cuda")), "compile=True"),
         (recurrent(nn.LSTM), r"nn.LSTM cannot be traced.*cuDNN.*cudnn.enabled = False.*, at .*py:\d+$"),
         (recurrent(nn.GRU), r"nn.GRU cannot be traced.*cuDNN.*cudnn.enabled = False.*, at .*py:\d+$"),
-        (aligned, r"no fake kernel for it; trace -log_probs.mean\(\) in its place.*, at .*py:\d+$"),
         (sparse_sum, r"dense tensors can be traced.*to_dense\(\)"),
         (sparse_momentum, "dense tensors can be traced.*without sparse=True"),
         (jagged, "nested tensors.*padded to its longest"),
@@ -238,11 +232,21 @@ def test_what_the_sentences_advise_can_be_traced() -> None:
     def code(on: Tracing) -> None:
         layer, x, target = clustered()
         nn.functional.nll_loss(layer.log_prob(x), target).backward()
-        (-torch.empty(50, 2, 20, device="cuda", requires_grad=True).log_softmax(2).mean()).backward()
         rows = torch.nn.utils.rnn.pad_sequence([torch.empty(5, 8), torch.empty(9, 8)], batch_first=True)
         nn.Linear(8, 8).to("cuda")(rows.to("cuda")).sum().backward()
 
     assert trace(code).bound == "exact"
+
+
+def test_alignment_keeps_its_scores_and_makes_as_many_in_the_backward_pass() -> None:
+    def code(on: Tracing) -> None:
+        scores = torch.empty(500, 2, 20, device="cuda", requires_grad=True)
+        targets = torch.ones(2, 100, dtype=torch.int64, device="cuda")
+        nn.functional.ctc_loss(scores, targets, (500, 500), (100, 100)).backward()
+
+    states, log_probs = 4 * 2 * 500 * (2 * 100 + 1), 4 * 500 * 2 * 20  # LossCTC.cpp: log_alpha and log_beta
+    peak = trace(code).peak_allocated_bytes
+    assert 2 * states + 2 * log_probs <= peak <= 2 * states + 2 * log_probs + 8192
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from traceback import extract_tb
 from types import MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -42,7 +43,6 @@ from foretrain.predict.trace.finetune import standins, unsloth
 from foretrain.predict.trace.finetune.inputs import Inputs, inputs_of
 from foretrain.predict.trace.finetune.standins import loaded
 from foretrain.predict.trace.growth import cuts, grown, shortened
-from foretrain.predict.trace.kernels.values import raised_at
 from foretrain.predict.trace.kernels.work import Work
 from foretrain.predict.trace.names import Names
 from foretrain.predict.trace.record import Allocation, Trace
@@ -488,12 +488,15 @@ def trace(job: dict[str, Any]) -> Trace:
     with quiet():
         try:
             return (None if tune.compile or tune.world > 1 else trace_few_layers(job, tune)) or trace_whole(job, tune)
+        except ImportError as error:
+            raise StandInError(" ".join(str(error).split()).rstrip(".")) from error
         except Exception as error:
             text = standins.config_of(job["config"]).get_text_config(decoder=True)
             longest = min((size for name in POSITIONS if (size := getattr(text, name, None))), default=tune.seq_len)
             if tune.seq_len > longest:
                 raise StandInError(f"a row has at most {longest} tokens, and --seq-len is {tune.seq_len}") from error
-            if not tune.adapters or "/peft/" not in raised_at(error):
+            seen = [each for each in extract_tb(error.__traceback__) if "/peft/" in each.filename]
+            if not tune.adapters or all(each.name == "forward" for each in seen):  # which the model's own error passes
                 raise
             first = next(iter(str(error).splitlines()), "").rstrip(".")
             raise StandInError(f"peft raised {type(error).__name__}: {first}; --lora-targets names modules") from error

@@ -29,7 +29,7 @@ from foretrain.predict.trace.tracer import Tracer
 
 BACKENDS = ("pil", "torchvision")  # the first makes the same shapes and needs no package beside
 # Types whose processor is in their published files alone, and that of which type it is.
-LIKE = {"qwen3_vl_moe": "qwen3_vl", "glm4v_moe": "glm4v"}
+LIKE = {"qwen3_vl_moe": "qwen3_vl", "glm4v_moe": "glm4v", "dinov2_with_registers": "dinov2"}
 SPELLED: Mapping[str, str] = {
     "merge_size": "spatial_merge_size",
     "encoder_patch_size": "patch_size",
@@ -37,6 +37,7 @@ SPELLED: Mapping[str, str] = {
     "feature_size": "num_mel_bins",
 }
 TOKEN = ("image_token_id", "image_token_index")
+TOWERS = ("vision_config", "audio_config", "encoder_config")
 MARKS = ("mm_token_type_ids", "token_type_ids")  # 1 where a token is part of a picture
 PLAIN = ("input_ids", "attention_mask")
 SOUND_S = 30  # of a row; Whisper's processor makes all sounds as long
@@ -46,12 +47,13 @@ SOUND_S = 30  # of a row; Whisper's processor makes all sounds as long
 class Inputs:
     """What a row is for a model. `text`: names of what it has for each token; `fields`: its pictures or sound; `token`:
     what stands for a part of a picture in the text; `classifies`: whether each row has one label; `target`: whether a
-    decoder takes ids of its own."""
+    decoder takes ids of its own; `label`: of what is no padding, where the loss leaves that out."""
 
     kind: str
     text: tuple[str, ...]
     classifies: bool
     target: bool
+    label: int = 0
     fields: Mapping[str, np.ndarray] = field(default_factory=dict)
     processor: str = ""
     marks: tuple[str, ...] = ()
@@ -78,7 +80,7 @@ class Inputs:
         values |= dict.fromkeys(self.marks, (ids == self.token).astype(np.int64))
         row = {name: values.get(name, np.zeros_like(ids)) for name in (*self.text, *self.marks)}
         found = {name: filled(tracer, array, rows) for name, array in {**row, **self.fields}.items()}
-        found["labels"] = torch.zeros(shape[: 1 if self.classifies else 2], dtype=torch.int64)
+        found["labels"] = torch.full(shape[: 1 if self.classifies else 2], self.label)
         if self.target:
             found["decoder_input_ids"] = torch.zeros(shape, dtype=torch.int64)
         return found
@@ -123,7 +125,8 @@ def _made(written: str, options: str) -> Inputs | None:
     text, classifies = _text(config, taken, needed), kind.__name__.endswith("Classification")
     # as DataCollatorForSeq2Seq makes them; Whisper's recipe leaves them to the model
     target = config.is_encoder_decoder and bool(text) and not classifies
-    found = Inputs(kind.__name__, text, classifies=classifies, target=target)
+    label = int(kind.__name__.endswith("CTC") and not config.pad_token_id)
+    found = Inputs(kind.__name__, text, classifies=classifies, target=target, label=label)
     if tune.images and "pixel_values" not in taken:
         raise StandInError(f"{found.kind} takes no pictures")
     if {"input_features", "input_values"} & needed:
@@ -152,7 +155,8 @@ def _with_sound(row: Inputs, config: Any, given: Any, taken: Mapping[str, Any]) 
         raise StandInError(f"transformers names no processor of sound for {config.model_type}")
     processor = _built(kind, config, given)
     silence = np.zeros(SOUND_S * processor.sampling_rate, dtype=np.float32)
-    found = processor(silence, sampling_rate=processor.sampling_rate, return_tensors="np")
+    more = {name: value for name, value in _asked(config, "audio_kwargs").items() if name == "return_attention_mask"}
+    found = processor(silence, sampling_rate=processor.sampling_rate, **more, return_tensors="np")
     fields = {name: np.asarray(value) for name, value in found.items() if name in taken}
     return replace(row, fields=fields, processor=kind.__name__)
 
@@ -163,6 +167,8 @@ def _with_pictures(row: Inputs, kind: Any, config: Any, given: Any, tune: FineTu
     counts = getattr(kind, "get_image_features", None)
     if token is not None and not counts:
         raise StandInError(f"{row.kind} puts no pictures among the tokens of a row")
+    if token is None and counts and row.text and any(name in vars(config) for name in TOKEN):
+        raise StandInError(f"its config.json has no {TOKEN[0]}, which stands for a picture in the text of {row.kind}")
     if token is None and tune.images > 1:
         raise StandInError(f"a row of {row.kind} has one picture")
     processor, more = _processor(config, given)
@@ -188,16 +194,21 @@ def _processor(config: Any, given: Any) -> tuple[Any, dict[str, Any]]:
     own = "pixtral" if getattr(tower, "model_type", "") == "pixtral" else LIKE.get(own, own)
     known = auto.image_processing_auto.IMAGE_PROCESSOR_MAPPING_NAMES
     names = known.get(own) or known.get(getattr(tower, "model_type", "")) or {}
-    more, reason = {}, "transformers names none"
-    with contextlib.suppress(ImportError):
-        whole = getattr(transformers, auto.processing_auto.PROCESSOR_MAPPING_NAMES.get(config.model_type) or "", None)
-        more = dict(getattr(whole, "images_kwargs", None) or {})
+    more, reason = _asked(config, "images_kwargs"), "transformers names none"
     for name in filter(None, map(names.get, BACKENDS)):
         try:
             return _built(getattr(transformers, name), config, given), more
         except ImportError as error:
             reason = next((line for line in str(error).splitlines() if line.strip()), "")
     raise StandInError(f"the image processor of {config.model_type} cannot be made: {reason}")
+
+
+def _asked(config: Any, of: str) -> dict[str, Any]:
+    """Return what a model's processor of all inputs asks of the one of pictures or sound."""
+    names: Any = transformers.models.auto.processing_auto.PROCESSOR_MAPPING_NAMES
+    with contextlib.suppress(ImportError):
+        return dict(getattr(getattr(transformers, names.get(config.model_type) or "", None), of, None) or {})
+    return {}
 
 
 def _built(kind: Any, config: Any, given: Any) -> Any:
@@ -207,7 +218,7 @@ def _built(kind: Any, config: Any, given: Any) -> Any:
 
 def _facts(kind: Any, config: Any) -> dict[str, Any]:
     """Return what a config says of the processor's attributes."""
-    vision = getattr(config, "vision_config", None) or config
+    vision = next((part for name in TOWERS if (part := getattr(config, name, None))), config)
     found: dict[str, Any] = {}
     defaults = {name: getattr(kind, name, None) for base in kind.__mro__ for name in vars(base) if name[0] != "_"}
     defaults |= {name: each.default for name, each in inspect.signature(kind).parameters.items()}

@@ -56,7 +56,7 @@ def config_of(written: dict[str, Any]) -> Any:
 
 
 # Heads that are trained with labels, and those of a class for each row.
-HEADS = ("CausalLM", "ImageTextToText", "MultimodalLM", "Seq2SeqLM", "MaskedLM", "SpeechSeq2Seq")
+HEADS = ("CausalLM", "ImageTextToText", "MultimodalLM", "Seq2SeqLM", "MaskedLM", "SpeechSeq2Seq", "CTC")
 CLASSES = ("SequenceClassification", "ImageClassification", "AudioClassification")
 
 

@@ -5,6 +5,7 @@ import shlex
 import tomllib
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from foretrain.advice.rules import BY_ID
 from foretrain.app.plan import make_plan, targets
 from foretrain.config import writer as config_writer
 from foretrain.config.finetune import writer as trainer_file
+from foretrain.config.finetune.read import settings_of
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import from_values, resolve
 from foretrain.predict.plan import Plan
@@ -337,6 +339,16 @@ def test_a_file_in_sections_is_changed_in_them_alone() -> None:
     assert trainer_file.changed_text(SECTIONS, "mine.yaml", "unsloth", {"grad_accum": 2}) is None
     shared = "micro_batch_size: &n 8\nsequence_len: 64\nsave_steps: *n\nbase_model: x\n"
     assert trainer_file.changed_text(shared, "mine.yaml", "axolotl", {"batch_size": 2}) is None
+
+
+@pytest.mark.parametrize("options", [{"liger": True}, {"lora_targets": "q_proj,v_proj"}], ids=str)
+def test_keys_of_axolotl_that_go_together_are_written(options: dict[str, Any]) -> None:
+    text = "base_model: x\nadapter: lora\nlora_target_linear: true\nmicro_batch_size: 2\nsequence_len: 64\n"
+    made = trainer_file.changed_text(text, "mine.yaml", "axolotl", options)
+    assert made is not None
+    found = settings_of(made, "mine.yaml", "axolotl", script=False)
+    assert found.values.items() >= options.items()
+    assert not found.unplanned
 
 
 @pytest.mark.parametrize("words", [

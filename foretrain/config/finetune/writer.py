@@ -14,6 +14,16 @@ from foretrain.config.finetune.yaml_file import yaml_module
 
 SUFFIXES = (".yaml", ".yml", ".json")
 _INSIDE = ("kwargs", "config")  # keys of tables that a flat file has, too
+_LIGER = ("liger_rope", "liger_rms_norm", "liger_glu_activation", "liger_fused_linear_cross_entropy")
+
+
+def _together(format: str, option: str, value: Any) -> dict[str, Any]:
+    """Return the keys that say an option together, where one alone cannot."""
+    if (format, option, value) == ("axolotl", "liger", True):
+        return {"plugins": ["axolotl.integrations.liger.LigerPlugin"], **dict.fromkeys(_LIGER, True)}
+    if (format, option) == ("axolotl", "lora_targets") and value != "all-linear":
+        return {"lora_target_linear": False, "lora_target_modules": value.split(",")}
+    return {}
 
 
 def changed_text(text: str, source: str, format: str, values: Mapping[str, Any]) -> str | None:
@@ -57,7 +67,11 @@ def _attempts(text: str, before: FileSettings, option: str, value: Any) -> Itera
     names = [name for name in (before.origins.get(option, ""), option, *known.aliases) if name.isidentifier()]
     spellings = [value, value.split(",")] if isinstance(value, str) and "," in value else [value]
     pairs = [*product(names, spellings), *((key, True) for key, on, _ in known.switches if on == value)]
-    return (new for key, spelled in pairs if (new := _with_key(text, key, spelled)))
+    yield from (new for key, spelled in pairs if (new := _with_key(text, key, spelled)))
+    for key, spelled in (together := _together(before.format, option, value)).items():
+        text = text and _with_key(text, key, spelled)
+    if together and text:
+        yield text
 
 
 def _with_key(text: str, key: str, value: Any) -> str:

@@ -10,8 +10,7 @@ from foretrain.app.evaluate import SCHEMA, evaluate
 from foretrain.base.messages import printable, say
 from foretrain.cli.command import argument, command, flag, json_option, option, quiet_option
 from foretrain.cli.commands.sample import warn_of_skipped
-from foretrain.cli.common import ERR, OUT, LiveLine, noted, print_json, print_said, rewrites_lines
-from foretrain.reports import text
+from foretrain.cli.common import ERR, LiveLine, noted, print_answer, print_said, rewrites_lines
 from foretrain.reports.views import scores
 
 EPILOG = """Examples:
@@ -80,10 +79,7 @@ def eval_command(
     if found.checkpoint:
         warn_of_skipped(found.checkpoint, list(found.skipped))
     print_said(found.notes, quiet=False)
-    if as_json:
-        print_json(found.to_json(schema=SCHEMA))
-    else:
-        text.render(scores.document(found), OUT)
+    print_answer(found, SCHEMA, lambda: scores.document(found), as_json=as_json)
 
 
 class _Line:

@@ -3,6 +3,7 @@
 import re
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -16,9 +17,18 @@ from foretrain.base.quantities import parse_bytes, parse_count, read
 from foretrain.base.signals import StopFlag
 from foretrain.base.units import format_bytes, format_percent
 from foretrain.cli.command import argument, command, flag, json_option, option, quiet_option
-from foretrain.cli.common import ERR, OUT, LiveLine, noted, print_json, print_notes, rewrites_lines, wrong_value
+from foretrain.cli.common import (
+    ERR,
+    OUT,
+    LiveLine,
+    noted,
+    print_answer,
+    print_json,
+    print_notes,
+    rewrites_lines,
+    wrong_value,
+)
 from foretrain.data.prepare.sources import not_utf8
-from foretrain.reports import text
 from foretrain.reports.views import data as data_view
 
 if TYPE_CHECKING:
@@ -135,10 +145,8 @@ def _options(typed: dict[str, Any]) -> "PrepareOptions":
 
 def _plan(options: "PrepareOptions", out: Path, *, as_json: bool) -> None:
     made = _app().preparation_plan(options)
-    if as_json:
-        print_json(made.to_json(schema=PLAN_SCHEMA, fits=made.fits))
-    else:
-        text.render(data_view.preparation_document(made, printable(str(out))), OUT)
+    shown = partial(data_view.preparation_document, made, printable(str(out)))
+    print_answer(made, PLAN_SCHEMA, shown, as_json=as_json, fits=made.fits)
     if not made.fits:
         raise Exit(int(ExitCode.DISK_FULL))
 

@@ -51,29 +51,14 @@ _LIVE_EVERY_S, _LINE_EVERY_S = 0.1, 10.0  # a log file wants fewer lines than a 
 @json_option
 @quiet_option
 def eval_command(
-    source: Path,
-    texts: list[Path],
-    tasks: str | None,
-    include_path: Path | None,
-    best: bool,
-    stride: int | None,
-    tokens: int | None,
-    num_fewshot: int | None,
-    limit: int | None,
-    batch_size: int | None,
-    device: str,
-    as_json: bool,
-    quiet: bool,
+    source: Path, texts: list[Path], tasks: str | None, as_json: bool, quiet: bool, **options: Any
 ) -> None:
     """Measure bits per byte of any text, and run lm-eval's tasks. Results are kept beside the run."""
     line = _Line(quiet=quiet or as_json)
     names = [name.strip() for name in (tasks or "").split(",") if name.strip()]
+    bars = line.live and not line.quiet
     try:
-        found = evaluate(
-            source, tasks=names, text=texts, best=best, include_path=include_path, stride=stride, tokens=tokens,
-            num_fewshot=num_fewshot, limit=limit, batch_size=batch_size, device=device,
-            bars=line.live and not line.quiet, listen=line,
-        )  # fmt: skip
+        found = evaluate(source, tasks=names, text=texts, bars=bars, listen=line, **options)
     finally:
         line.clear()
     if found.checkpoint:

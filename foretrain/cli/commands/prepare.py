@@ -85,31 +85,11 @@ _LINE_EVERY_S, _LIVE_EVERY_S = 15.0, 0.5
 @flag("--restart", "Delete what was prepared in --out and start over.")
 @json_option
 @quiet_option
-def prepare_command(
-    sources: list[str],
-    out: str,
-    tokenizer: str | None,
-    train_bpe: int | None,
-    tokens: str | None,
-    val: str | None,
-    plan: bool,
-    shuffle_buffer: int,
-    seed: int,
-    dedup: bool,
-    text_column: str,
-    split_documents: str,
-    max_document: str,
-    shard_tokens: str,
-    workers: int | None,
-    skip_bad: bool,
-    restart: bool,
-    as_json: bool,
-    quiet: bool,
-) -> None:
+def prepare_command(plan: bool, as_json: bool, quiet: bool, **typed: Any) -> None:
     """Turn text into verified token shards, on all cores and in constant memory. Resumes after any stop."""
-    options = _options({**locals()})  # all of the above, by its name
+    options = _options(typed)
     if plan:
-        _plan(options, Path(out), as_json=as_json)
+        _plan(options, Path(typed["out"]), as_json=as_json)
     else:
         _prepare(options, as_json=as_json, quiet=quiet)
 

@@ -46,7 +46,7 @@ def cache(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _no_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_command, "printing", None)
+    monkeypatch.setattr(plan_command, "answering", None)
     monkeypatch.setattr(advise_command, "advising", None)
 
 

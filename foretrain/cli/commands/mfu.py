@@ -6,9 +6,9 @@ from foretrain.analysis.log_checks import SCHEMA, utilization
 from foretrain.app.plan import targets, with_dataset
 from foretrain.base.errors import UserError
 from foretrain.base.quantities import parse_clock_ghz, parse_rate, parse_seconds, read
+from foretrain.cli import planning as options
 from foretrain.cli.command import OF_CONFIG, command, json_option, option, words_argument
 from foretrain.cli.common import print_answer, print_notes
-from foretrain.cli.planning import options
 from foretrain.config.resolve import resolve
 from foretrain.reports.views.log import utilization_document
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, RootModel, create_model
 from pydantic.json_schema import models_json_schema
 from tables import ROOT
 
-from foretrain.advice import best, cards, remedies
+from foretrain.advice import best, cards
 from foretrain.advice import record as advice
 from foretrain.analysis import explanation, forecast_check, log_analysis, log_checks, snapshot_analysis
 from foretrain.analysis import run as run_explain
@@ -91,7 +91,7 @@ def _any_of(*kinds: type[BaseModel], **fields: Any) -> Any:
 _PLANS = (Plan, ClusterPlan, FineTunePlan, InferencePlan)
 _LOG_EXTRA = {
     "watch": (WatchedRun | None, None), "out_of_memory": (run_explain.OutOfMemory | None, None),
-    "remedies": (list[remedies.Remedy], []), "doubts": (list[Note], []),
+    "remedies": (list[advice.Advice], []), "doubts": (list[Note], []),
 }  # fmt: skip
 _PART = _object(
     "Part", name=(str, ...), path=(str, ...), weight=(float, ...), tokens=(int, ...), epochs=(float | None, ...)

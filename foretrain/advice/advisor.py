@@ -12,12 +12,14 @@ from foretrain.advice.record import Advice, Advices, Idle, Way, with_settings
 from foretrain.advice.rules import BY_ID, ORDER, RULES
 from foretrain.advice.rules.base import Change, Exactness, Goal, Rule, State
 from foretrain.advice.search import WORTH, AnyPlan, Search, Try, goal_of
+from foretrain.base.errors import UserError
 from foretrain.config.options import RunConfig
 from foretrain.config.shape import ModelShape
 from foretrain.hardware.catalogue import Gpu, catalogue, find
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.inference.plan import InferencePlan
 from foretrain.predict.plan import Plan
+from foretrain.predict.plan import plan as plan_of
 from foretrain.predict.ranks import ClusterPlan
 from foretrain.predict.spec import StepName, choose_dtype
 
@@ -357,3 +359,44 @@ def other_cards(search: Search, state: State | None = None, rules: tuple[str, ..
         small = [c for c in found if c.state.gpu.label_bytes == least]
         chosen.append(min(small, key=lambda c: c.outcome.total_s or float("inf")))
     return list({c.state.gpu.name: c for c in chosen}.values())
+
+
+# What would have saved a run that ran out of memory: the changes that leave the learning alone.
+
+FREES_NOTHING = {"free_others", "another_card"}  # of the run's own memory
+
+
+def remedies(
+    config: RunConfig, gpu: Gpu, *, used_by_others_bytes: int = 0, over_bytes: int = 0, step: StepName = "foretrain",
+    most: int = 3, expandable_segments: bool = True,
+) -> tuple[Advice, ...]:  # fmt: skip
+    """Return exact changes that fit what the card had: those of the run's own program first.
+
+    `over_bytes`: how far the request that failed was beyond what was there; where the forecast was lower, as much is
+    kept free. Tokens of a step, and the sequences of an evaluation, stay as they are.
+    """
+    try:
+        made = plan_of(config, gpu, used_by_others_bytes=used_by_others_bytes)
+        if made.available_bytes is None:
+            return ()
+        short_bytes = short_of(made.available_bytes, made.memory_of(step).needed_bytes, over_bytes)
+        held = used_by_others_bytes + short_bytes
+        found = advise(plan_of(config, gpu, used_by_others_bytes=held), step, "fit")
+    except UserError:  # a card that cannot do what the config asks for
+        return ()
+    room = made.available_bytes
+    kept = [
+        advice
+        for advice in found.advised
+        if advice.exactness == "exact"
+        and not FREES_NOTHING & set(advice.rules)
+        and advice.effect.saved_bytes >= max(1, over_bytes)
+        and advice.effect.needed_bytes <= room
+        and (expandable_segments or "allocator_settings" not in advice.options)
+    ]
+    return tuple(sorted(kept, key=lambda advice: advice.step != step)[:most])
+
+
+def short_of(available_bytes: int, needed_bytes: int, over_bytes: int) -> int:
+    """Return the bytes by which a run that failed needed more than its forecast, at most all that there was."""
+    return min(max(0, available_bytes + max(1, over_bytes) - needed_bytes), available_bytes)

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Any
 
+from foretrain.advice.advisor import remedies
 from foretrain.advice.finetune import changes
 from foretrain.advice.record import Advice
-from foretrain.advice.remedies import Remedy, remedies
 from foretrain.analysis.forecast_check import RanksExplained, Row, forecast_in, ranks_of
 from foretrain.analysis.measured_step import measured, step_lines
 from foretrain.analysis.run_pace import RunLimit, RunPace, calibration_here, limit_of_run, logged_steps, pace_of
@@ -109,7 +109,7 @@ class RunExplanation(Record):
     ranks: RanksExplained | None = None
     failures: tuple[OutOfMemory, ...]
     survived: int
-    remedies: tuple[Remedy, ...]
+    remedies: tuple[Advice, ...]
     limit: RunLimit | None = None
     calibrate_first: bool = False
     scores: tuple[Scores, ...] = ()
@@ -316,7 +316,7 @@ def failure_of(values: dict[str, Any]) -> OutOfMemory:
     )  # fmt: skip
 
 
-def _remedies(record: TrainedRun, failures: tuple[OutOfMemory, ...]) -> tuple[Remedy, ...]:
+def _remedies(record: TrainedRun, failures: tuple[OutOfMemory, ...]) -> tuple[Advice, ...]:
     if record.status != "failed" or not record.reason.startswith("memory."):
         return ()
     last = failures[-1] if failures else None

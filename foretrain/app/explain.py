@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
+from foretrain.advice.advisor import remedies, short_of
 from foretrain.advice.record import Advice
-from foretrain.advice.remedies import Remedy, remedies, short_of
 from foretrain.analysis import snapshot_file
 from foretrain.analysis.forecast_check import ForecastCheck, in_the_end, of_directory
 from foretrain.analysis.log_analysis import SCHEMA as LOG_SCHEMA
@@ -119,7 +119,7 @@ def _most(config: RunConfig, gpu: Gpu) -> PhaseMemory | None:
 
 def saved_by(
     message: oom_message.OutOfMemoryMessage, failed: OutOfMemory, config: RunConfig, gpu: Gpu
-) -> tuple[Remedy, ...]:
+) -> tuple[Advice, ...]:
     """Return what would have saved nanoGPT's run on a card with the memory that the message states."""
     gpu = _as_stated(message, gpu)
     return remedies(
@@ -174,7 +174,7 @@ class LogExplanation(Record):
     log: LogAnalysis | None
     watched: WatchedRun | None = None
     out_of_memory: tuple[OutOfMemory, ...] = ()
-    remedies: tuple[Remedy, ...] = ()
+    remedies: tuple[Advice, ...] = ()
     changes: tuple[Advice, ...] | None = None
     unknown: Literal["", "give_config", "give_gpu", "give_config_gpu", "give_figures", "not_planned"] = ""
     doubts: tuple[Note, ...] = ()

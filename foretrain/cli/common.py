@@ -18,7 +18,11 @@ from foretrain.base.installation import Later
 from foretrain.base.messages import listed, printable, say
 
 if TYPE_CHECKING:
-    from foretrain.base.records import Note
+    from foretrain.base.records import Note, Record
+    from foretrain.reports import text as reports
+    from foretrain.reports.document import Document
+else:
+    reports = Later("foretrain.reports.text")
 
 bars: Any = Later("rich.progress")
 OUT = Console(highlight=False)
@@ -52,6 +56,16 @@ def print_json(value: dict[str, Any]) -> None:
     text = json.dumps(value, ensure_ascii=False)
     sys.stdout.write(_UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n")
     sys.stdout.flush()
+
+
+def print_answer(
+    record: "Record", schema: str, document: "Callable[[], Document]", *, as_json: bool, **beside: Any
+) -> None:
+    """Print an answer as one object with what stands `beside` it, or as a document."""
+    if as_json:
+        print_json({**record.to_json(schema=schema), **beside})
+    else:
+        reports.render(document(), OUT)
 
 
 def print_error(error: UserError, *, as_json: bool) -> None:
@@ -107,6 +121,25 @@ class LiveLine:
     def _write(self, text: str) -> None:
         self._console.file.write("\r\x1b[2K" + text)
         self._console.file.flush()
+
+
+class Status:
+    """A line on stderr that moves with what is being done now, on a terminal; what is done is told above it."""
+
+    def __init__(self) -> None:
+        self._status: Any = None
+
+    def show(self, text: str) -> None:
+        if self._status is not None:
+            self._status.update(Text(printable(text)))
+        elif ERR.is_terminal:
+            self._status = ERR.status(Text(printable(text)))
+            self._status.start()
+
+    def close(self) -> None:
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from foretrain.advice.remedies import remedies
+from foretrain.advice.advisor import remedies
 from foretrain.analysis.forecast_check import plan_of
 from foretrain.analysis.run import RunExplanation, explain_run, failure_of
 from foretrain.analysis.run_pace import Slower, pace_of
@@ -334,15 +334,15 @@ def test_case_c_has_three_exact_changes_that_fit() -> None:
     assert len(found) == 3
     before = plan(config, find("RTX 4070"), used_by_others_bytes=others)
     for remedy in found:
-        words = [f"--{name}={value}" for name, value in remedy.changes.items()]
+        words = [f"--{name}={value}" for name, value in remedy.options.items()]
         made = plan(resolve([CASE_C, *words]).config, find("RTX 4070"), used_by_others_bytes=others)
         assert made.verdict_of("foretrain") != "does_not_fit"
         assert made.work.tokens_per_step == 524_288
         needed = max(p.needed_expected_bytes for p in made.memory_of("foretrain").phases)
         was = max(p.needed_expected_bytes for p in before.memory_of("foretrain").phases)
-        assert needed == pytest.approx(remedy.needed_bytes, rel=0.01)
-        assert was - needed == pytest.approx(remedy.saves_bytes, rel=0.01)
-        assert remedy.saves_bytes >= GIB
+        assert needed == pytest.approx(remedy.effect.needed_bytes, rel=0.01)
+        assert was - needed == pytest.approx(remedy.effect.saved_bytes, rel=0.01)
+        assert remedy.effect.saved_bytes >= GIB
 
 
 @settings(max_examples=8)
@@ -357,11 +357,11 @@ def test_no_remedy_is_promised_that_the_plan_denies(
 ) -> None:
     config = RunConfig(n_layer=layers, n_head=8, n_embd=width, batch_size=rows, gradient_accumulation_steps=8)
     for remedy in remedies(config, card, used_by_others_bytes=others, over_bytes=over, step=step):
-        changed = config.model_copy(update=remedy.changes)
+        changed = config.model_copy(update=remedy.options)
         made = plan(changed, card, used_by_others_bytes=others)
-        taken = "foretrain" if step == "foretrain" or "foretrain_step" in remedy.id.split("+") else "nanogpt"
+        taken = "foretrain" if step == "foretrain" or "foretrain_step" in remedy.rules else "nanogpt"
         assert made.verdict_of(taken) != "does_not_fit"
-        assert remedy.saves_bytes >= over
+        assert remedy.effect.saved_bytes >= over
         assert changed.tokens_per_step == config.tokens_per_step
 
 

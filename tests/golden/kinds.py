@@ -139,14 +139,14 @@ advise gpt2 --method lora --gpu 3060,4090 ; advise gpt2 --method lora --gpus 2x4
 """
 PYTHON_OF_FINETUNING = """import json
 import foretrain
-p = foretrain.plan_finetune("smollm2-135m", gpu="RTX 4070", method="lora", seq_len=512, batch_size=2)
+p = foretrain.plan("smollm2-135m", gpu="RTX 4070", method="lora", seq_len=512, batch_size=2)
 print(p); print(repr(p)); print(json.dumps(p.to_json(), sort_keys=True))
 print(foretrain.plan("gpt2", gpu="4090", method="qlora", within="2h").tune)
-advised = foretrain.advise_finetune("pythia-160m", gpu="3060", method="full").advised
+advised = foretrain.advise("pythia-160m", gpu="3060", method="full").advised
 print([(a.rules, a.effect.needed_bytes) if hasattr(a, "rules") else (a.ids, a.needed_bytes) for a in advised])
 for words in ({"method": "loro"}, {"lora_r": 8}, {"gpu": "cpu"}, {"nonsense": 1}):
     try:
-        foretrain.plan_finetune("gpt2", **{"gpu": "4070", **words})
+        foretrain.plan("gpt2", **{"gpu": "4070", "method": "full", **words})
     except Exception as error:
         print(type(error).__name__, getattr(error, "id", ""), error)
 """
@@ -217,12 +217,12 @@ advise gpt2-124m --gpus 2x4090 --apply 1 ; advise gpt2-124m --gpus 2x4090 --exac
 PYTHON_OF_CLUSTERS = f"""import json
 import foretrain
 small = {SMALL!r}
-p = foretrain.plan_cluster("gpt2-124m", "2 x RTX 3090", used_by_others="1GB", **small)
+p = foretrain.plan("gpt2-124m", gpus="2 x RTX 3090", used_by_others="1GB", **small)
 print(p); print(repr(p)); print(json.dumps(p.to_json(), sort_keys=True))
-print([change.text for change in foretrain.advise_cluster("baby", "2 x RTX 3090", goal="speed", **small).advised])
+print([change.text for change in foretrain.advise("baby", gpus="2 x RTX 3090", goal="speed", **small).advised])
 for cards in ("2 x", "4090 + 3090", "3 x 4090", "2 x M4 Max"):
     try:
-        foretrain.plan_cluster("gpt2-124m", cards, **small)
+        foretrain.plan("gpt2-124m", gpus=cards, **small)
     except Exception as error:
         print(type(error).__name__, getattr(error, "id", ""), error)
 """
@@ -262,11 +262,11 @@ plan llama-3.1-8b --inference --gpu 4070 --largest lora_r ; plan llama-3.1-8b --
 """
 PYTHON_OF_INFERENCE = """import json
 import foretrain
-p = foretrain.plan_inference("llama-3.1-8b", "RTX 4070", weights="q4_k_m", context=16_384)
+p = foretrain.plan("llama-3.1-8b", "RTX 4070", inference=True, weights="q4_k_m", context=16_384)
 print(p); print(repr(p)); print(json.dumps(p.to_json(), sort_keys=True))
 for words in ({"weights": "q7"}, {"contxt": 3}, {"batch": -1}):
     try:
-        foretrain.plan_inference("gpt2", "RTX 4070", **words)
+        foretrain.plan("gpt2", "RTX 4070", inference=True, **words)
     except Exception as error:
         print(type(error).__name__, getattr(error, "id", ""), error)
 """

@@ -495,9 +495,10 @@ def test_several_cards_are_explained_and_take_the_step_of_a_log() -> None:
     words = ("plan", "gpt2-124m", "--gpus", PAIR)
     made = json.loads(foretrain(*words, "--json").stdout)
     found = json.loads(foretrain(*words, "--explain", "--observed", "9GiB", "--json").stdout)
-    assert found["phase"]["needed_expected_bytes"] == made["needed_bytes"]
-    assert sum(each["size_bytes"] for each in found["sums"]) == found["phase"]["allocated_bytes"]
-    assert "buckets" in {each["id"] for each in found["sums"]}
+    (phase,) = found["phases"]
+    assert phase["memory"]["needed_expected_bytes"] == made["needed_bytes"]
+    assert sum(each["size_bytes"] for each in phase["sums"]) == phase["memory"]["allocated_bytes"]
+    assert "buckets" in {each["id"] for each in phase["sums"]}
     assert [line["high_bytes"] for line in found["lines"] if line["id"] == "card"] == [9 << 30]
     timed = json.loads(foretrain(*words, "--step-time", "2.1", "--json").stdout)
     assert timed["timing"]["source"] == "measured (log)"

@@ -498,7 +498,7 @@ def test_what_nvidia_smi_shows_is_explained() -> None:
     found = json.loads(foretrain(*words, "--explain", "--observed", "3GiB", "--json").stdout)
     made = json.loads(foretrain(*words, "--json").stdout)
     (phase,) = found["phases"]
-    assert sum(each["size_bytes"] for each in phase["sums"]) == phase["allocated_bytes"]
+    assert sum(each["size_bytes"] for each in phase["sums"]) == phase["memory"]["allocated_bytes"]
     process = next(line for line in found["lines"] if line["id"] == "process")
     assert process["low_bytes"] <= made["needed_bytes"] <= process["high_bytes"]
     assert "KV cache" in foretrain(*words, "--explain").stdout

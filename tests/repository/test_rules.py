@@ -230,7 +230,6 @@ SKIPPED = {
     "reports/views/plan.py": 1,
     "training/nonfinite.py": 2,
     "advice/outlook.py": 1,
-    "advice/remedies.py": 1,
     "analysis/forecast_check.py": 1,
     "analysis/log_checks.py": 1,
     "analysis/snapshot_analysis.py": 1,

@@ -405,7 +405,7 @@ def test_the_card_has_what_the_message_states(capsys: pytest.CaptureFixture[str]
     found = explained(LOGS / "container-t4.log", config=config, gpu="T4")
     assert not found.doubts
     assert found.remedies
-    assert all(remedy.needed_bytes < 14.74 * GIB for remedy in found.remedies)
+    assert all(remedy.effect.needed_bytes < 14.74 * GIB for remedy in found.remedies)
     words = ("--config", config[-1], *config[:-1], "--gpu", "T4")
     text = shown(capsys, "container-t4.log", *words)
     assert "--batch_size=" in text
@@ -430,7 +430,7 @@ def test_a_log_that_cannot_be_this_config_s_run_is_said_first(capsys: pytest.Cap
 def test_expandable_segments_are_not_advised_to_old_torch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words, log = ["gpt2-124m", "--batch_size=10", "--compile=False", "--dtype=float16"], tmp_path / "new.log"
     log.write_text((LOGS / "container-t4.log").read_text().replace("2.35 GiB", "1.20 GiB"))
-    assert any("allocator_settings" in one.changes for one in explained(log, config=words, gpu="T4").remedies)
+    assert any("allocator_settings" in one.options for one in explained(log, config=words, gpu="T4").remedies)
     old = tmp_path / "old.log"
     old.write_text(
         CACHED.replace("7.93", "14.74").replace("30.00 MiB cached", "14.40 GiB reserved in total by PyTorch")
@@ -438,7 +438,7 @@ def test_expandable_segments_are_not_advised_to_old_torch(tmp_path: Path, capsys
     assert "max_split_size_mb" in said(capsys, "explain", str(old))
     found = explained(old, config=words, gpu="T4")
     assert not found.doubts
-    assert not any("allocator_settings" in remedy.changes for remedy in found.remedies)
+    assert not any("allocator_settings" in remedy.options for remedy in found.remedies)
 
 
 def test_json_has_the_doubts() -> None:

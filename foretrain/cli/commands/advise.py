@@ -5,8 +5,8 @@ from pathlib import Path
 import click
 
 from foretrain.base.installation import Later
+from foretrain.cli import planning as options
 from foretrain.cli.command import OF_CONFIG, command, flag, json_option, option, quiet_option, words_argument
-from foretrain.cli.planning import options
 
 advising, reading = Later("foretrain.cli.advising"), Later("foretrain.cli.planning.reading")
 

@@ -7,10 +7,9 @@ from foretrain.analysis.forecast_check import ForecastCheck
 from foretrain.app.compare import compare
 from foretrain.base.errors import UserError
 from foretrain.cli.command import argument, command, json_option, option
-from foretrain.cli.common import OUT, print_json, print_notes
+from foretrain.cli.common import print_answer, print_notes
 from foretrain.comparison.compare import SCHEMA
 from foretrain.hardware.catalogue import stated_bytes
-from foretrain.reports import text
 from foretrain.reports.views import compare as compare_view
 from foretrain.reports.views import run as run_view
 from foretrain.runs.columns import NAMES
@@ -55,15 +54,10 @@ def compare_command(
         tell=partial(print_notes, quiet=as_json),
     )  # fmt: skip
     if isinstance(found, ForecastCheck):
-        if as_json:
-            errors = {row.id: row.error for row in found.rows}
-            print_json({**found.to_json(schema=forecast_check.SCHEMA), "errors": errors})
-        else:
-            text.render(run_view.comparison_document(found), OUT)
-    elif as_json:
-        print_json(found.to_json(schema=SCHEMA))
+        errors, schema = {row.id: row.error for row in found.rows}, forecast_check.SCHEMA
+        print_answer(found, schema, lambda: run_view.comparison_document(found), as_json=as_json, errors=errors)
     else:
-        text.render(compare_view.document(found), OUT)
+        print_answer(found, SCHEMA, lambda: compare_view.document(found), as_json=as_json)
 
 
 def _columns(words: list[str]) -> dict[str, str]:

@@ -12,7 +12,7 @@ from foretrain.base.files import not_written
 from foretrain.base.messages import printable, say
 from foretrain.base.quantities import parse_count, read
 from foretrain.cli.command import Group, argument, flag, json_option, option, quiet_option
-from foretrain.cli.common import ERR, OUT, need_one_of, noted, print_json
+from foretrain.cli.common import ERR, OUT, need_one_of, noted, print_answer, print_json
 from foretrain.data.inspection import document_at, documents_of, segments_of, separator_of, summarize, verify
 from foretrain.data.locate import locate, make_mix, mix_text, no_dataset
 from foretrain.data.token_reader import readers
@@ -61,11 +61,7 @@ def info_command(name: str, count: bool, as_json: bool) -> None:
     """Show documents, tokens, tokens per byte, ids, document lengths, tokenizer and files."""
 
     summary = summarize(located(name), count=count)
-    if as_json:
-        print_json(summary.to_json(schema="foretrain.data/1#info"))
-        return
-
-    text.render(data_view.info_document(summary), OUT)
+    print_answer(summary, "foretrain.data/1#info", lambda: data_view.info_document(summary), as_json=as_json)
 
 
 def _tokenizer(info: Any) -> Any:

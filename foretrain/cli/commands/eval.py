@@ -10,8 +10,7 @@ from foretrain.app.evaluate import SCHEMA, evaluate
 from foretrain.base.messages import printable, say
 from foretrain.cli.command import argument, command, flag, json_option, option, quiet_option
 from foretrain.cli.commands.sample import warn_of_skipped
-from foretrain.cli.common import ERR, OUT, LiveLine, noted, print_json, print_said, rewrites_lines
-from foretrain.reports import text
+from foretrain.cli.common import ERR, LiveLine, noted, print_answer, print_said, rewrites_lines
 from foretrain.reports.views import scores
 
 EPILOG = """Examples:
@@ -52,38 +51,20 @@ _LIVE_EVERY_S, _LINE_EVERY_S = 0.1, 10.0  # a log file wants fewer lines than a 
 @json_option
 @quiet_option
 def eval_command(
-    source: Path,
-    texts: list[Path],
-    tasks: str | None,
-    include_path: Path | None,
-    best: bool,
-    stride: int | None,
-    tokens: int | None,
-    num_fewshot: int | None,
-    limit: int | None,
-    batch_size: int | None,
-    device: str,
-    as_json: bool,
-    quiet: bool,
+    source: Path, texts: list[Path], tasks: str | None, as_json: bool, quiet: bool, **options: Any
 ) -> None:
     """Measure bits per byte of any text, and run lm-eval's tasks. Results are kept beside the run."""
     line = _Line(quiet=quiet or as_json)
     names = [name.strip() for name in (tasks or "").split(",") if name.strip()]
+    bars = line.live and not line.quiet
     try:
-        found = evaluate(
-            source, tasks=names, text=texts, best=best, include_path=include_path, stride=stride, tokens=tokens,
-            num_fewshot=num_fewshot, limit=limit, batch_size=batch_size, device=device,
-            bars=line.live and not line.quiet, listen=line,
-        )  # fmt: skip
+        found = evaluate(source, tasks=names, text=texts, bars=bars, listen=line, **options)
     finally:
         line.clear()
     if found.checkpoint:
         warn_of_skipped(found.checkpoint, list(found.skipped))
     print_said(found.notes, quiet=False)
-    if as_json:
-        print_json(found.to_json(schema=SCHEMA))
-    else:
-        text.render(scores.document(found), OUT)
+    print_answer(found, SCHEMA, lambda: scores.document(found), as_json=as_json)
 
 
 class _Line:

@@ -6,8 +6,7 @@ from foretrain.analysis.run import RunExplanation
 from foretrain.app.explain import SCHEMAS, explain
 from foretrain.base.messages import say
 from foretrain.cli.command import OF_CONFIG, argument, command, flag, json_option, option
-from foretrain.cli.common import ERR, OUT, noted, print_json, working
-from foretrain.reports import text
+from foretrain.cli.common import ERR, noted, print_answer, working
 from foretrain.reports.views import document_of
 
 EPILOG = """Examples:
@@ -41,7 +40,5 @@ def explain_command(log: str, words: list[str], config: list[str], gpu: str, lim
             sys.stdin.buffer if log == "-" else log, [*config, *words] or None, gpu,
             tell=lambda note: ERR.print(noted(note), soft_wrap=True), listen=lambda what: show(say(f"working.{what}")),
         )  # fmt: skip
-    if as_json:
-        print_json(found.to_json(schema=SCHEMAS[type(found)]))
-    else:
-        text.render(document_of(found, **({"limit": limit} if isinstance(found, RunExplanation) else {})), OUT)
+    options = {"limit": limit} if isinstance(found, RunExplanation) else {}
+    print_answer(found, SCHEMAS[type(found)], lambda: document_of(found, **options), as_json=as_json)

@@ -1,7 +1,7 @@
 """`foretrain export`: leave with your model, for Hugging Face, llama.cpp, nanoGPT, or as plain safetensors."""
 
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from rich.text import Text
 
@@ -40,24 +40,13 @@ foretrain export out-baby/checkpoints/step-0000001200 --to safetensors"""
 @json_option
 @quiet_option
 def export_command(
-    run: Path,
-    to: str,
-    out: Path | None,
-    best: bool,
-    gguf_type: str | None,
-    push: str | None,
-    force: bool,
-    as_json: bool,
-    quiet: bool,
+    run: Path, to: Form, out: Path | None, gguf_type: str | None, as_json: bool, quiet: bool, **options: Any
 ) -> None:
     """Export a trained model for Hugging Face, llama.cpp or nanoGPT, or as safetensors."""
-
     need_one_of("--to", to, tuple(FORMS))
     if gguf_type is not None:
         need_one_of("--gguf-type", gguf_type, tuple(GGUF_TYPES))
-    made = export(
-        run, cast(Form, to), out, best=best, force=force, gguf_type=cast("GgufType | None", gguf_type), push=push
-    )
+    made = export(run, to, out, gguf_type=cast("GgufType | None", gguf_type), **options)
     warn_of_skipped(made.checkpoint, list(made.skipped))
     if as_json:
         print_json(made.to_json(schema=SCHEMA))

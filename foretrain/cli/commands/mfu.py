@@ -6,11 +6,10 @@ from foretrain.analysis.log_checks import SCHEMA, utilization
 from foretrain.app.plan import targets, with_dataset
 from foretrain.base.errors import UserError
 from foretrain.base.quantities import parse_clock_ghz, parse_rate, parse_seconds, read
+from foretrain.cli import planning as options
 from foretrain.cli.command import OF_CONFIG, command, json_option, option, words_argument
-from foretrain.cli.common import OUT, print_json, print_notes
-from foretrain.cli.planning import options
+from foretrain.cli.common import print_answer, print_notes
 from foretrain.config.resolve import resolve
-from foretrain.reports import text
 from foretrain.reports.views.log import utilization_document
 
 EPILOG = """Examples:
@@ -46,10 +45,7 @@ def mfu_command(words: list[str], tokens_per_s: str, step_time: str, gpu: str, c
     if len(found) > 1:
         raise UserError("usage.one_speed", option="--tokens-per-s" if tokens_per_s else "--step-time", count=len(found))
     used = utilization(config, found[0].gpu, step_s or config.tokens_per_step / rate, clock_ghz=clock_ghz)
-    if as_json:
-        print_json(used.to_json(schema=SCHEMA))
-    else:
-        text.render(utilization_document(resolved.name, used), OUT)
+    print_answer(used, SCHEMA, lambda: utilization_document(resolved.name, used), as_json=as_json)
 
 
 def _value(parse: Callable[[str], float], option: str, text: str, limits: tuple[float, float], error: str) -> float:

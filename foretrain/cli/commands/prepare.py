@@ -3,6 +3,7 @@
 import re
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -16,9 +17,18 @@ from foretrain.base.quantities import parse_bytes, parse_count, read
 from foretrain.base.signals import StopFlag
 from foretrain.base.units import format_bytes, format_percent
 from foretrain.cli.command import argument, command, flag, json_option, option, quiet_option
-from foretrain.cli.common import ERR, OUT, LiveLine, noted, print_json, print_notes, rewrites_lines, wrong_value
+from foretrain.cli.common import (
+    ERR,
+    OUT,
+    LiveLine,
+    noted,
+    print_answer,
+    print_json,
+    print_notes,
+    rewrites_lines,
+    wrong_value,
+)
 from foretrain.data.prepare.sources import not_utf8
-from foretrain.reports import text
 from foretrain.reports.views import data as data_view
 
 if TYPE_CHECKING:
@@ -75,31 +85,11 @@ _LINE_EVERY_S, _LIVE_EVERY_S = 15.0, 0.5
 @flag("--restart", "Delete what was prepared in --out and start over.")
 @json_option
 @quiet_option
-def prepare_command(
-    sources: list[str],
-    out: str,
-    tokenizer: str | None,
-    train_bpe: int | None,
-    tokens: str | None,
-    val: str | None,
-    plan: bool,
-    shuffle_buffer: int,
-    seed: int,
-    dedup: bool,
-    text_column: str,
-    split_documents: str,
-    max_document: str,
-    shard_tokens: str,
-    workers: int | None,
-    skip_bad: bool,
-    restart: bool,
-    as_json: bool,
-    quiet: bool,
-) -> None:
+def prepare_command(plan: bool, as_json: bool, quiet: bool, **typed: Any) -> None:
     """Turn text into verified token shards, on all cores and in constant memory. Resumes after any stop."""
-    options = _options({**locals()})  # all of the above, by its name
+    options = _options(typed)
     if plan:
-        _plan(options, Path(out), as_json=as_json)
+        _plan(options, Path(typed["out"]), as_json=as_json)
     else:
         _prepare(options, as_json=as_json, quiet=quiet)
 
@@ -135,10 +125,8 @@ def _options(typed: dict[str, Any]) -> "PrepareOptions":
 
 def _plan(options: "PrepareOptions", out: Path, *, as_json: bool) -> None:
     made = _app().preparation_plan(options)
-    if as_json:
-        print_json(made.to_json(schema=PLAN_SCHEMA, fits=made.fits))
-    else:
-        text.render(data_view.preparation_document(made, printable(str(out))), OUT)
+    shown = partial(data_view.preparation_document, made, printable(str(out)))
+    print_answer(made, PLAN_SCHEMA, shown, as_json=as_json, fits=made.fits)
     if not made.fits:
         raise Exit(int(ExitCode.DISK_FULL))
 

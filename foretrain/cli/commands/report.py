@@ -8,9 +8,9 @@ from rich.text import Text
 
 from foretrain.app.plan import Cards
 from foretrain.base.errors import UserError
+from foretrain.cli import planning as shared
 from foretrain.cli.command import OF_CONFIG, argument, command, flag, json_option, option, quiet_option
 from foretrain.cli.common import OUT, print_json, print_notes
-from foretrain.cli.planning import options as shared
 from foretrain.cli.planning.reading import check_cards, progress
 from foretrain.config.resolve import WORDS
 from foretrain.reports import making

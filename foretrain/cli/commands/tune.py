@@ -16,13 +16,12 @@ from foretrain.base.messages import printable, say
 from foretrain.base.quantities import parse_duration, read
 from foretrain.base.units import format_bytes
 from foretrain.cli.command import OF_CONFIG, command, flag, json_option, option, quiet_option, words_argument
-from foretrain.cli.common import ERR, OUT, print_json, print_notes
+from foretrain.cli.common import ERR, Status, print_answer, print_notes
 from foretrain.config import writer
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import resolve, to_toml
 from foretrain.measure.space import TUNABLE, Setting, levels_of
 from foretrain.measure.tune_record import SCHEMA, Tuning
-from foretrain.reports import text
 from foretrain.reports.views import tune as tune_view
 from foretrain.reports.views.tune import difference
 
@@ -76,7 +75,7 @@ def tune_command(
         progress.close()
     if write is not None and found.stop != "interrupted":
         _write(found, write, quiet=quiet or as_json)
-    _print(found, as_json=as_json)
+    print_answer(found, SCHEMA, lambda: tune_view.document(found), as_json=as_json)
     if found.stop == "interrupted":
         raise Exit(int(ExitCode.INTERRUPTED))
 
@@ -118,39 +117,25 @@ def _write(found: Tuning, path: Path, *, quiet: bool) -> None:
         ERR.print(Text(printable(line)), soft_wrap=True)
 
 
-def _print(found: Tuning, *, as_json: bool) -> None:
-
-    if as_json:
-        print_json(found.to_json(schema=SCHEMA))
-        return
-
-    text.render(tune_view.document(found), OUT)
-
-
-class Progress:
+class Progress(Status):
     """Each trial a line on stderr; rounds of the race in one line that changes, on a terminal."""
 
     def __init__(self, base: RunConfig, *, quiet: bool) -> None:
+        super().__init__()
         self.base, self.quiet = base, quiet
-        self.status: Any = None
 
     def __call__(self, id: str, values: dict[str, Any]) -> None:
         if self.quiet:
             return
         self.close()
         if id == "trying":
-            self._live(say("tune.trying", number=values["number"], most=values["most"], what=self._what(values)))
+            self.show(say("tune.trying", number=values["number"], most=values["most"], what=self._what(values)))
         elif id == "tried":
             self._tell(self._tried(values))
         elif id == "round":
-            self._live(say("tune.round", **values))
+            self.show(say("tune.round", **values))
         else:
             self._tell(say(f"tune.{id}", **values))
-
-    def close(self) -> None:
-        if self.status is not None:
-            self.status.stop()
-            self.status = None
 
     def _what(self, values: dict[str, Any]) -> str:
 
@@ -168,11 +153,6 @@ class Progress:
         id = "tune.tried_first" if values["first"] else "tune.tried"
         peak = format_bytes(values["peak_bytes"])
         return say(id, what=what, rate=rate, peak=peak, speed=values["speed"])
-
-    def _live(self, line: str) -> None:
-        if ERR.is_terminal:
-            self.status = ERR.status(Text(printable(line)))
-            self.status.start()
 
     def _tell(self, line: str) -> None:
         ERR.print(Text(printable(line), style="dim"), soft_wrap=True)

@@ -13,7 +13,7 @@ from foretrain.base.errors import ExitCode
 from foretrain.base.messages import printable, say
 from foretrain.base.signals import Terminated
 from foretrain.cli.command import command, flag, json_option, option, quiet_option
-from foretrain.cli.common import ERR, OUT, print_json, working, wrong_value
+from foretrain.cli.common import ERR, OUT, Status, print_json, working, wrong_value
 from foretrain.cli.completion import among
 from foretrain.measure import verify_record, verify_session
 from foretrain.measure.verify_record import Outcome, Verification
@@ -138,11 +138,12 @@ def _print(found: Verification, path: Path, *, as_json: bool, contribute: bool) 
     text.render(verify_view.verify_document(found, str(path) if contribute else ""), OUT)
 
 
-class Progress:
+class Progress(Status):
     """Each case a line on stderr; what is being done now in a line that changes, on a terminal."""
 
     def __init__(self, *, quiet: bool) -> None:
-        self.quiet, self.status = quiet, None
+        super().__init__()
+        self.quiet = quiet
 
     def __call__(self, id: str, values: dict[str, Any]) -> None:
         if id in ("damaged", "other"):  # a file has another name now: that is told whatever else is not
@@ -151,30 +152,15 @@ class Progress:
         elif self.quiet:
             return
         elif id == "tracing":
-            self._live(say("verify.tracing", **values))
+            self.show(say("verify.tracing", **values))
         elif id == "case":
             told = {name: values[name] for name in ("number", "count", "left")}
-            self._live(say("verify.running", **told, what=values["case"].label))
+            self.show(say("verify.running", **told, what=values["case"].label))
         else:
             self.close()
             outcome: Outcome = values["outcome"]
             told = {"number": values["number"], "count": values["count"], "what": outcome.case.label}
             _tell("verify.done", style="dim", **told, figures=_figures(outcome))
-
-    def close(self) -> None:
-        if self.status is not None:
-            self.status.stop()
-            self.status = None
-
-    def _live(self, line: str) -> None:
-        text = Text(printable(line))
-        if not ERR.is_terminal:
-            return
-        if self.status is None:
-            self.status = ERR.status(text)
-            self.status.start()
-        else:
-            self.status.update(text)
 
 
 def _figures(outcome: Outcome) -> str:

@@ -84,7 +84,7 @@ def show(
 ) -> None:
     """Print a record in the form that was asked for, of those that it has."""
     if options.as_json:
-        print_json({**found.to_json(schema=f"foretrain.plan/1#{schema}"), **beside})
+        print_json({**found.to_json(schema=schema), **beside})
     elif lined and (options.oneline or not full):
         line(lined())
     elif full and (options.full or not screened):
@@ -94,15 +94,15 @@ def show(
 
 
 def largest(plan: AnyPlan, found: Largest, options: Form) -> None:
-    show(options, found, "largest", lambda: limits_view.largest(plan, found))
+    show(options, found, "foretrain.plan/1#largest", lambda: limits_view.largest(plan, found))
 
 
 def smallest(plan: AnyPlan, found: SmallestCard, options: Form) -> None:
-    show(options, found, "smallest-card", lined=lambda: lead.smallest(plan, found))
+    show(options, found, "foretrain.plan/1#smallest-card", lined=lambda: lead.smallest(plan, found))
 
 
 def explanation(found: Record, plan: AnyPlan, options: Form) -> None:
-    show(options, found, "explanation", lambda: document_of(found, plan))
+    show(options, found, "foretrain.plan/1#explanation", lambda: document_of(found, plan))
 
 
 def within(plan: AnyPlan, found: Within, options: Form, asked: Asked, largest: Largest | None = None) -> None:
@@ -111,7 +111,7 @@ def within(plan: AnyPlan, found: Within, options: Form, asked: Asked, largest: L
     show(
         options,
         found,
-        "within",
+        "foretrain.plan/1#within",
         lambda: limits_view.within(plan, found, largest),
         lambda: limits_view.screen(plan, found, asked, largest),
         lambda: lead.line(found.plan, found.steps),
@@ -123,7 +123,7 @@ def best(plan: Plan, found: "Best", options: Form, asked: Asked) -> None:
     show(
         options,
         found,
-        "best",
+        "foretrain.plan/1#best",
         lambda: limits_view.best(plan, found),
         lambda: first_view.best(plan, found, asked),
         lambda: lead.best_line(plan, found),

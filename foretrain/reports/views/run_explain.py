@@ -1,6 +1,6 @@
 """A run's explanation: how it ended, where memory and time went, and why; and memory that ran out, of any program."""
 
-from foretrain.advice.remedies import Remedy
+from foretrain.advice.record import Advice
 from foretrain.analysis.forecast_check import RankPart, RanksExplained, Row
 from foretrain.analysis.run import OutOfMemory, Piece, RunExplanation, TimePiece
 from foretrain.analysis.run_pace import RunLimit, RunPace, Slower, much_is_lost
@@ -307,22 +307,23 @@ def _where(failure: OutOfMemory) -> Message:
     return Message("oom.in_step", values)
 
 
-def remedy_blocks(remedies: tuple[Remedy, ...], exact: str = "oom.exact") -> tuple[Block, ...]:
+def remedy_blocks(remedies: tuple[Advice, ...], exact: str = "oom.exact") -> tuple[Block, ...]:
     if not remedies:
         return (Paragraph(Message("oom.no_remedy")),)
     columns = tuple(Message(f"remedy_column.{name}") for name in ("change", "saves", "needs", "slower"))
     rows = tuple(
         (
             _change(r, of_nanogpt=exact == "oom.same_tokens"),
-            Quantity(r.saves_bytes, "bytes"), Quantity(r.needed_bytes, "bytes"), Quantity(r.slower, "signed_percent"),
+            Quantity(r.effect.saved_bytes, "bytes"), Quantity(r.effect.needed_bytes, "bytes"),
+            Quantity(r.effect.slower, "signed_percent"),
         )
         for r in remedies
     )  # fmt: skip
     return Table(columns, rows, frozenset({1, 2, 3})), Paragraph(Message(exact))
 
 
-def _change(remedy: Remedy, *, of_nanogpt: bool) -> Cell:
-    changes = dict(remedy.changes)
+def _change(remedy: Advice, *, of_nanogpt: bool) -> Cell:
+    changes = remedy.options
     if remedy.step == "nanogpt":
         settings = changes.pop("allocator_settings", None)
         before = [f"PYTORCH_CUDA_ALLOC_CONF={settings}"] if settings else []

@@ -226,14 +226,14 @@ def test_on_the_command_line() -> None:
 
 
 def test_two_cards_reach_a_lower_loss_in_the_same_time(tmp_path: Path) -> None:
-    words = ("plan", "--best", "--within", "2h", "--json")
+    words = ("plan", "--best", "--within", "10min", "--json")
     alone = json.loads(foretrain(*words, "--gpu", "RTX 3060").stdout)
     path = tmp_path / "pair.toml"
     found = json.loads(foretrain(*words, "--gpus", "2 x RTX 3060", "--strategy=ddp", "--write", str(path)).stdout)
     one, two = alone["candidates"][0], found["candidates"][0]
     assert two["loss"] < one["loss"]
     flops = [each["tokens"] * each["n_params"] for each in (one, two)]
-    assert 1.5 < flops[1] / flops[0] < 2.2  # a larger model makes better use of a card
+    assert 1.5 < flops[1] / flops[0] < 2.4  # a larger model makes better use of a card
     planned = json.loads(foretrain("plan", str(path), "--gpus", "2 x RTX 3060", "--json").stdout)
     assert (planned["verdict"], planned["chosen"]) == ("fits", "ddp")
     assert planned["timing"] == two["timing"]

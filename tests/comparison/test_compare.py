@@ -192,11 +192,11 @@ def test_the_same_input_gives_the_same_answer() -> None:
 
 def test_pairs_that_differ_only_in_their_seed_are_alike(tmp_path: Path) -> None:
     for name in ("card", "busy"):
-        assert same_pairs(tmp_path, NOISES[name], 200, pairs=6)["any"] == 0
+        assert same_pairs(tmp_path, NOISES[name], 200, pairs=12)["any"] == 0
 
 
 def test_three_percent_over_200_steps_is_found(tmp_path: Path) -> None:
-    assert planted(tmp_path, NOISES["desktop"], 0.03, 200, pairs=6) == 6
+    assert planted(tmp_path, NOISES["desktop"], 0.03, 200, pairs=12) >= 11
 
 
 @pytest.mark.slow
@@ -382,8 +382,8 @@ def test_of_a_hundred_pairs_of_unlike_lengths_95_are_right(tmp_path: Path, name:
 
 
 def test_a_few_pairs_of_unlike_lengths_are_right(tmp_path: Path) -> None:
-    assert unlike_pairs(tmp_path, NOISES["card"], 200, pairs=4) == 4
-    assert unlike_pairs(tmp_path, NOISES["card"], 200, 0.03, pairs=4) == 4
+    assert unlike_pairs(tmp_path, NOISES["card"], 200, pairs=8) == 8
+    assert unlike_pairs(tmp_path, NOISES["card"], 200, 0.03, pairs=6) >= 5
 
 
 # -- losses at equal places --------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from foretrain.base.errors import UserError
-from foretrain.cli import main
 from foretrain.config.options import RunConfig
 from foretrain.hardware import card
 from foretrain.hardware.calibration import StepTime, path_of
@@ -26,25 +25,13 @@ from foretrain.predict.speed.time import step_time
 from foretrain.reports.document import Message, Table
 from foretrain.reports.views import agreement as calibration_view
 from foretrain.training import starting
-from foretrain.training.device import keep_memory, place
+from foretrain.training.device import place
 from tests.kit.calibrations import hasty  # noqa: F401
+from tests.kit.command import foretrain
+from tests.kit.nvml import Nvml
 from tests.kit.tiny import tiny
 
 CPU = torch.device("cpu")
-Cli = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
-    def run(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["foretrain", *words])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as end:
-            main()
-        out, err = capsys.readouterr()
-        return int(end.value.code or 0), out, err
-
-    return run
 
 
 def test_every_kind_of_operation_is_measured(hasty: Path) -> None:
@@ -83,22 +70,17 @@ def test_the_state_of_the_random_generator_is_left_alone(hasty: Path) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_command_keeps_it_and_plan_uses_it(cli: Cli, hasty: Path) -> None:
-    code, out, _ = cli("calibrate", "--device", "cpu", "--quick", "--json")
-    assert code == 0
-    found = json.loads(out)
+def test_command_keeps_it_and_plan_uses_it(hasty: Path) -> None:
+    found = json.loads(foretrain("calibrate", "--device", "cpu", "--quick", "--json", code=0).stdout)
     assert found["schema"] == "foretrain.calibration/1"
     assert path_of(found["device"], "").is_file()
-    code, out, _ = cli("plan", "baby", "--gpu", "cpu", "--compile=false", "--json")
-    assert json.loads(out)["timing"]["source"] == "calibrated"
-    code, out, _ = cli("plan", "baby", "--gpu", "cpu", "--compile=false")
-    assert "calibrated" in out
-    code, out, _ = cli("calibrate", "--device", "cpu", "--show")
-    assert code == 0
-    assert "GFLOP/s" in out
+    words = ("plan", "baby", "--gpu", "cpu", "--compile=false")
+    assert json.loads(foretrain(*words, "--json").stdout)["timing"]["source"] == "calibrated"
+    assert "calibrated" in foretrain(*words).stdout
+    assert "GFLOP/s" in foretrain("calibrate", "--device", "cpu", "--show", code=0).stdout
 
 
-def test_every_row_of_a_calibration_has_a_label_of_its_own(cli: Cli, hasty: Path) -> None:
+def test_every_row_of_a_calibration_has_a_label_of_its_own(hasty: Path) -> None:
     """The small and the large step of one dtype and mode were told apart by nothing."""
     found = peaks.calibrated(place(RunConfig(device="cpu", compile=False)), ["float32", "bfloat16"], [False], ignore)
     sections = calibration_view.document(found, cpu_device(), kept=True).sections
@@ -144,64 +126,38 @@ def test_a_step_is_corrected_by_one_that_is_carried_out_alike(hasty: Path) -> No
     assert planned(steps, attention="bmm", dropout=0.1) == planned(steps, dropout=0.1)  # where bmm cannot serve
 
 
-def test_show_without_one_is_a_sentence(cli: Cli, hasty: Path) -> None:
-    code, _, err = cli("calibrate", "--device", "cpu", "--show")
-    assert code == 4
-    assert "foretrain calibrate" in err
+def test_show_without_one_is_a_sentence(hasty: Path) -> None:
+    foretrain("calibrate", "--device", "cpu", "--show", code=4, says="foretrain calibrate")
 
 
-def test_a_device_that_vanishes_leaves_nothing(cli: Cli, hasty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def vanish(*args: Any) -> float:
-        raise RuntimeError("CUDA error: unspecified launch failure\nmore lines")
+@pytest.mark.parametrize(("error", "code"), [
+    (RuntimeError("CUDA error: unspecified launch failure\nmore lines"), 4), (KeyboardInterrupt(), 130),
+])  # fmt: skip
+def test_a_calibration_that_breaks_off_leaves_nothing(
+    error: BaseException, code: int, hasty: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any) -> float:
+        raise error
 
-    monkeypatch.setattr(module, "launch_time", vanish)
-    code, out, err = cli("calibrate", "--device", "cpu", "--json")
-    assert code == 4
-    assert "unspecified launch failure" in err
-    assert "more lines" not in err
-    assert json.loads(out)["id"] == "environment.calibration_failed"
+    monkeypatch.setattr(module, "launch_time", fail)
+    told = foretrain("calibrate", "--device", "cpu", "--json", code=code)
     assert not (hasty / "calibrations").exists()
+    if code == 4:
+        assert "unspecified launch failure" in told.stderr
+        assert "more lines" not in told.stderr
+        assert json.loads(told.stdout)["id"] == "environment.calibration_failed"
 
 
-def test_interrupting_leaves_nothing(cli: Cli, hasty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*args: Any) -> float:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(module, "launch_time", interrupt)
-    code, _, _ = cli("calibrate", "--device", "cpu")
-    assert code == 130
-    assert not (hasty / "calibrations").exists()
-
-
-def test_a_wrong_device_is_a_sentence(cli: Cli, hasty: Path) -> None:
+def test_a_wrong_device_is_a_sentence(hasty: Path) -> None:
     with pytest.raises(UserError, match="cuda"):
         place(RunConfig(device="cuda:7"))
-    code, _, err = cli("calibrate", "--device", "tpu")
-    assert code == 2
-    assert "tpu" in err
+    foretrain("calibrate", "--device", "tpu", code=2, says="tpu")
 
 
-class FakeNvml:
+class Idling(Nvml):
     """A card whose clock idles half of the time."""
 
-    NVML_CLOCK_SM = 1
-
-    class NVMLError(Exception):
-        pass
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def nvmlInit(self) -> None: ...
-
-    def nvmlDeviceGetCount(self) -> int:
-        return 1
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
-        return index
-
-    def nvmlSystemGetDriverVersion(self) -> bytes:
-        return b"580.65"
+    calls = 0
 
     def nvmlDeviceGetClockInfo(self, handle: int, which: int) -> int:
         self.calls += 1
@@ -215,17 +171,13 @@ class FakeNvml:
 
 def test_the_clock_under_load_is_not_that_of_idling(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(card, "INTERVAL_S", 0.001)
-    nvml = FakeNvml()
+    nvml = Idling()
     with card.Load(0, nvml) as load:
         while nvml.calls <= 20:
             time.sleep(0.001)
-    assert load.driver == "580.65"
+    assert load.driver == "575.64"
     assert load.clock_ghz == pytest.approx(2.61)
     assert load.power_w == pytest.approx(198)
-
-
-def test_memory_is_kept_where_glibc_allows_it() -> None:
-    assert keep_memory() in (True, False)
 
 
 class Clock:

@@ -5,7 +5,6 @@ import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,9 +15,8 @@ pytest.importorskip("playwright")
 from playwright.sync_api import Browser, expect
 
 from foretrain.config.resolve import resolve
-from foretrain.reports.plots import LINES
 from foretrain.runs.folder import RunDirectory
-from tests.kit.browser import answered, browser, needs, opened, pytestmark, tab, tab_to, usable
+from tests.kit.browser import answered, browser, needs, opened, pytestmark, tab, tab_to
 from tests.kit.command import free_port
 from tests.kit.page import EVIL_NAME, NANOGPT, serving, write_run
 
@@ -123,15 +121,6 @@ def test_a_config_can_be_dropped(browser: Browser, served: tuple[str, Path]) -> 
         assert page.get_by_label("block_size tokens", exact=True).input_value() == "256"
 
 
-def test_cards_beside_each_other(browser: Browser, served: tuple[str, Path]) -> None:
-    with opened(browser, served[0]) as page:
-        answered(page)
-        page.get_by_role("heading", name="Compare cards").click()
-        page.get_by_label("RTX 3090 · 23.56 GiB", exact=True).check()
-        page.get_by_role("button", name="Compare", exact=True).click()
-        expect(page.locator(".cards table").first).to_contain_text("RTX 3090")
-
-
 def test_on_a_phone_the_answer_comes_before_the_form(browser: Browser, served: tuple[str, Path]) -> None:
     link, _ = served
     rights = ["clipboard-read", "clipboard-write"]
@@ -144,18 +133,6 @@ def test_on_a_phone_the_answer_comes_before_the_form(browser: Browser, served: t
         page.get_by_role("button", name="Copy command line").click()
         expect(page.locator(".results .buttons").first).to_contain_text("Command line copied")
         assert page.evaluate("navigator.clipboard.readText()") == "foretrain plan gpt2-124m --gpu 'RTX 4070'"
-
-
-def test_losses_have_the_colours_of_the_report(browser: Browser, served: tuple[str, Path]) -> None:
-    link, _ = served
-    with opened(browser, link) as page:
-        answered(page)
-        page.get_by_role("link", name="Runs").click()
-        page.get_by_role("link", name="live", exact=True).first.click()
-        page.wait_for_selector("figure .drawing")
-        script = "[...document.querySelectorAll('.wide path[data-series]:not([fill])')].slice(0, 2).map(one => getComputedStyle(one).stroke)"
-        wanted = [f"rgb({', '.join(str(int(colour[i : i + 2], 16)) for i in (1, 3, 5))})" for colour in LINES[:2]]
-        assert page.evaluate(script) == wanted  # training, validation
 
 
 def test_a_running_run_is_followed(browser: Browser, served: tuple[str, Path]) -> None:
@@ -195,19 +172,3 @@ def test_by_keyboard_alone(browser: Browser, served: tuple[str, Path]) -> None:
         tab_to(page, "#download")
         with page.expect_download():
             page.keyboard.press("Enter")
-
-
-@pytest.mark.parametrize("where", ["#/plan", "#/runs", "run"])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_accessible_and_nothing_sticks_out_at_320_pixels(
-    browser: Browser, served: tuple[str, Path], where: str, scheme: Any
-) -> None:
-    with opened(browser, served[0], viewport={"width": 320, "height": 640}, color_scheme=scheme) as page:
-        answered(page)
-        if where != "#/plan":
-            page.goto(served[0].partition("#")[0] + "#/runs")
-            page.wait_for_selector("tbody th a")
-        if where == "run":
-            page.locator("tbody th a").first.click()
-            page.wait_for_selector(".picture")
-        usable(page, 320)

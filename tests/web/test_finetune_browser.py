@@ -165,14 +165,6 @@ def test_the_trainers_loop_is_traced_on_a_click(browser: Browser, served: str) -
         assert "traced" not in page.locator(".figures").inner_text()
 
 
-def test_cards_beside_each_other(browser: Browser, served: str) -> None:
-    with opened(browser, served) as page:
-        at(page, LORA)
-        page.get_by_role("heading", name="Compare cards").click()
-        page.get_by_role("button", name="Compare", exact=True).click()
-        expect(page.locator(".cards table").first).to_contain_text("RTX 3060 12GB")
-
-
 def test_by_keyboard_alone(browser: Browser, served: str) -> None:
     with opened(browser, served) as page:
         at(page, OVER)

@@ -90,7 +90,7 @@ def test_step_waits_for_the_last_bucket_longer_on_a_slow_link() -> None:
 
 
 def test_cards_of_the_command_line_are_in_the_next_command() -> None:
-    words = ("plan", "qwen3-8b", "--method", "lora", "--gpus", "2 x 3060")
+    words = ("plan", "qwen3-1.7b", "--method", "full", "--gpus", "2 x 3060")
     shown = foretrain(*words).stdout
     assert "2 x RTX 3060 12GB" in shown
     assert "--gpus '2 x 3060'" in shown.replace("\\\n", "").replace("           ", "")

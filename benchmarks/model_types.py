@@ -87,7 +87,9 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     **{name: {"text_config": GLM_TEXT} for name in ("glm46v", "glm4v", "glm4v_moe", "glmga")},
     "hunyuan_v1_dense": {"head_dim": 128},
     "hunyuan_v1_moe": {"head_dim": 128},
+    "hunyuan_vl": {"text_config": {"num_hidden_layers": 2, "head_dim": 128}},
     "instructblip": {"image_token_index": 32_000},
+    "nemotron": {"num_key_value_heads": 8},
     "qwen2_5_vl": {"vision_config": {"depth": 2, "out_hidden_size": 8192}},
     "qwen2_vl": {"vision_config": {"depth": 2, "hidden_size": 8192}},
     "wav2vec2-bert": {"vocab_size": 32},  # of the language that it is trained for

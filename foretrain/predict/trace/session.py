@@ -29,8 +29,8 @@ from foretrain.predict.trace.card.standin import StandIn
 from foretrain.predict.trace.card.torch_cuda import Card, Memory
 from foretrain.predict.trace.forked import CAN_FORK, in_child
 from foretrain.predict.trace.interpreter import Norm
-from foretrain.predict.trace.kernels import temporaries as kernels
 from foretrain.predict.trace.kernels import alignment, values, workspaces
+from foretrain.predict.trace.kernels import temporaries as kernels
 from foretrain.predict.trace.kernels.values import place_now, raised_at
 from foretrain.predict.trace.names import Names
 from foretrain.predict.trace.quick import faster_fake_ops

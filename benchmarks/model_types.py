@@ -72,6 +72,9 @@ GLM_TEXT = {
     "head_dim": 128,
     "rope_parameters": {"rope_theta": 10_000, "partial_rotary_factor": 0.5, "mrope_section": [8, 12, 12]},
 }
+TEXT_ENCODER = {"model_type": "bert", "num_hidden_layers": 2}
+TEXT_DECODER = {**TEXT_ENCODER, "is_decoder": True, "add_cross_attention": True}
+STARTS = {"decoder_start_token_id": 101, "pad_token_id": 0}
 PUBLISHED: dict[str, dict[str, Any]] = {
     "aya_vision": {
         "text_config": {"model_type": "cohere2", "num_hidden_layers": 2},
@@ -83,13 +86,26 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"moe_intermediate_size": 1408, "num_experts_per_tok": 6},
     "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6, "n_group": 1, "topk_group": 1},
     "emu3": {"vocabulary_map": {"<image>": 151_646}},
+    "encoder-decoder": {"encoder": TEXT_ENCODER, "decoder": TEXT_DECODER, **STARTS},
     "esm": {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32},
     **{name: {"text_config": GLM_TEXT} for name in ("glm46v", "glm4v", "glm4v_moe", "glmga")},
     "hunyuan_v1_dense": {"head_dim": 128},
     "hunyuan_v1_moe": {"head_dim": 128},
+    "hunyuan_vl": {"text_config": {"num_hidden_layers": 2, "head_dim": 128}},
     "instructblip": {"image_token_index": 32_000},
+    "nemotron": {"num_key_value_heads": 8},
     "qwen2_5_vl": {"vision_config": {"depth": 2, "out_hidden_size": 8192}},
     "qwen2_vl": {"vision_config": {"depth": 2, "hidden_size": 8192}},
+    "speech-encoder-decoder": {
+        "encoder": {"model_type": "wav2vec2", "num_hidden_layers": 2},
+        "decoder": TEXT_DECODER,
+        **STARTS,
+    },
+    "vision-encoder-decoder": {
+        "encoder": {"model_type": "vit", "num_hidden_layers": 2},
+        "decoder": TEXT_DECODER,
+        **STARTS,
+    },
     "wav2vec2-bert": {"vocab_size": 32},  # of the language that it is trained for
 }
 
@@ -193,7 +209,7 @@ def config_of(model_type: str, layers: int | str = 2) -> dict[str, Any]:
     return {"model_type": model_type, **small, **PUBLISHED.get(model_type, {})}
 
 
-WAYS = (("lora", 2, ROWS), ("full", 2, ROWS), ("lora", "default", ROWS), ("lora", 2, PICTURES))
+WAYS = (("lora", 2, ROWS), ("full", 2, ROWS), ("lora", "default", ROWS), ("lora", 2, {**PICTURES, "seq_len": 512}))
 
 
 def trace_of(found: dict[str, Any]) -> dict[str, Any]:
@@ -203,11 +219,12 @@ def trace_of(found: dict[str, Any]) -> dict[str, Any]:
         if "makes_no_model" in why and layers == 2 and method != "lora":
             continue
         written = config_of(found["model_type"], layers)
-        name = f"why_not_{method}{'' if layers == 2 else '_of_default'}{'' if rows is ROWS else '_with_pictures'}"
+        seen = "_with_pictures" if "images" in rows else ""
+        name = f"why_not_{method}{'' if layers == 2 else '_of_default'}{seen}"
         made = tried(lambda written=written, method=method, rows=rows: traced(written, method, rows), name)
         made.pop("facts", None)
         if "method" in made:
-            return {**why, **made, "layers": layers, **({"with": "pictures"} if rows is PICTURES else {})}
+            return {**why, **made, "layers": layers, **({"with": "pictures"} if seen else {})}
         why |= made
     return why
 

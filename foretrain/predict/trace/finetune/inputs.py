@@ -133,7 +133,8 @@ def _made(written: str, options: str) -> Inputs | None:
         return _with_sound(found, config, values.get(PROCESSOR), taken)
     if tune.images or needed - {*found.text, "self", "kwargs"}:
         return _with_pictures(found, kind, config, values.get(PROCESSOR), tune)
-    return found if found.target or {*found.text} != {*PLAIN} else None
+    plain = {*found.text} == {*PLAIN} and (tune.scores or not classifies)
+    return found if found.target or not plain else None
 
 
 def _text(config: Any, taken: Mapping[str, Any], needed: set[str]) -> tuple[str, ...]:
@@ -247,6 +248,9 @@ def _counted(kind: Any, config: Any, inputs: Mapping[str, np.ndarray]) -> int:
     """Return how many tokens of a row the model makes of pictures."""
     with tracing(None, compiled=False) as session, no_init_weights():
         model = kind(config).eval()
+        asked = inspect.signature(kind.get_image_features).parameters.values()
+        texts = [each.name for each in asked if each.name.endswith("input_ids") and each.default is each.empty]
+        inputs = {**inputs, **{name: np.zeros((1, 1), dtype=np.int64) for name in texts}}
         given = {name: filled(session.tracer, array) for name, array in inputs.items()}
         with torch.no_grad():
             found = model.get_image_features(**given)

@@ -38,7 +38,7 @@ def with_tensors(ctc_loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def run(log_probs: Tensor, targets: Tensor, inputs: Any, lengths: Any, *rest: Any) -> Tensor:
         if not isinstance(lengths, Tensor):
             targets = targets[:, : max(lengths)] if targets.dim() > 1 else targets
-            inputs, lengths = torch.tensor(inputs), torch.tensor(lengths)
+            inputs, lengths = (torch.tensor(each, device=log_probs.device) for each in (inputs, lengths))
         return ctc_loss(log_probs, targets, inputs, lengths, *rest)
 
     return run

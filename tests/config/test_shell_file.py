@@ -84,6 +84,6 @@ def test_a_script_of_ones_own_has_no_verdict(file: Any) -> None:
 def test_what_does_not_train_is_refused(text: str, file: Any, tmp_path: Path) -> None:
     path = file(text + "\ntouch " + str(tmp_path / "ran"))
     assert is_finetune_file(str(path))
-    with pytest.raises(UserError, match="swift sft, llamafactory-cli train or trl sft"):
+    with pytest.raises(UserError, match="`swift sft`, `llamafactory-cli train` or `trl sft`"):
         read_file(path)
     assert not (tmp_path / "ran").exists()

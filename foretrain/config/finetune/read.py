@@ -224,10 +224,12 @@ def is_finetune_file(source: str) -> bool:
         return False
     if path.suffix != ".py":
         return True
+    text = ""
     try:
-        table_of_script(read_text_of(path), source)
+        text = read_text_of(path)
+        table_of_script(text, source)
     except UserError:
-        return False
+        return bool(_OF_TRAINER.search(text))  # whose calls are elsewhere
     return True
 
 
@@ -348,6 +350,7 @@ def _notes(found: FileSettings, model: ModelSource | None, origins: Mapping[str,
     return tuple(notes)
 
 
+_OF_TRAINER = re.compile(r"^\s*(?:import|from)\s+(?:trl|unsloth)\b", re.MULTILINE)
 _SCRIPT = re.compile(r"^(?:import|from)\s+\w", re.MULTILINE)
 
 

@@ -287,10 +287,8 @@ def is_nanogpt_table(path: Path) -> bool:
 
 
 # llama2.c's names of a model's sizes, beside nanoGPT's of its run (karpathy/llama2.c, train.py, model.py).
-_OF_LLAMA2C = {
-    "dim": "n_embd", "n_layers": "n_layer", "n_heads": "n_head", "n_kv_heads": "n_kv_head", "max_seq_len": "block_size",
-    "hidden_dim": "mlp_width",
-}  # fmt: skip
+_OF_LLAMA2C = {"dim": "n_embd", "n_layers": "n_layer", "n_heads": "n_head", "n_kv_heads": "n_kv_head"}
+_OF_LLAMA2C |= {"max_seq_len": "block_size", "hidden_dim": "mlp_width"}
 _KEPT_OF_LLAMA2C = ("vocab_size", "batch_size", "gradient_accumulation_steps", "dropout", "max_iters", "learning_rate")
 
 

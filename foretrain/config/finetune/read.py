@@ -110,6 +110,8 @@ def read_finetune(
     # what was typed for an option stands in the place of what the file says of it
     found.unplanned = {text: bound for text, bound in found.unplanned.items() if _option_of(text) not in values}
     reading = reading_of(found, model, origins)
+    if found.values.get("loop") == "unsloth" != values.get("loop", "unsloth"):  # which runs none of its functions
+        found.values |= {"unsloth": False, "offload_checkpoints": False}
     values = {**found.values, **values}
     tune = FineTune.model_validate(values) if given else asked(model, values)
     tune = whole(tune, origins, model.facts)

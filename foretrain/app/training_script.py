@@ -13,6 +13,7 @@ from foretrain.base.installation import installed
 from foretrain.base.messages import format_value
 from foretrain.config.finetune.arguments import adapter_arguments, four_bit_arguments, trainer_arguments
 from foretrain.config.finetune.options import FineTune
+from foretrain.config.hub.facts import ModelSource
 from foretrain.config.presets import models
 from foretrain.config.writer import write_text
 from foretrain.predict.finetune.plan import FineTunePlan
@@ -43,9 +44,11 @@ COLUMNS = {  # of the data of TRL's trainers
     "pretraining": '"text"',
     "kto": '"prompt", "completion" and "label"',
     **dict.fromkeys(("reward", "dpo", "orpo", "cpo", "simpo"), '"chosen" and "rejected", with or without "prompt"'),
+    **dict.fromkeys(("grpo", "rloo"), '"prompt", and what the reward reads'),
 }
 PLAIN = Kind('"text" or "messages"')
 CLASSES = Kind('"text" and "label"')
+MASKED = "AutoModelForMaskedLM"
 
 ROWS = '''
 def rows_of(samples):
@@ -61,6 +64,23 @@ def rows_of(samples):
     texts = samples.get("text") or [tokenizer.apply_chat_template(each, tokenize=False) for each in samples["messages"]]
     return tokenizer(texts, truncation=True, max_length=SEQ_LEN, padding="max_length")
 '''
+REWARD = """
+def rewards(path):
+    \"""Return the functions named reward… of a Python file: of prompts and completions they make a list of numbers.\"""
+    return [found for name, found in runpy.run_path(path).items() if name.startswith("reward") and callable(found)]
+
+
+def is_short(sample):
+    \"""Return whether a prompt has the length that was planned, at most.\"""
+    prompt, made = sample["prompt"], {"add_generation_prompt": True, "tokenize": False}
+    text = prompt if isinstance(prompt, str) else tokenizer.apply_chat_template(prompt, **made)
+    return len(tokenizer(text)["input_ids"]) <= SEQ_LEN - COMPLETION_LEN
+
+
+data = data.filter(is_short)
+if not len(data):
+    raise SystemExit(f"{given.data} has no prompt of at most {SEQ_LEN - COMPLETION_LEN} tokens.")
+"""
 CLASS_ROWS = '''
 def rows_of(samples):
     """Return a row of each sample with its label."""
@@ -73,7 +93,7 @@ def write_script(path: Path, plan: FineTunePlan, asked: FineTuneQuestion, words:
     """Write the script of a plan. Raises UserError for a run that does not fit, for one whose trainer has a file of its
     own, and for one that no script is written for."""
     check(path, plan, asked, words)
-    write_text(text_of(plan, asked.source.config, command, path.name), path)
+    write_text(text_of(plan, asked.source, command, path.name), path)
 
 
 def check(path: Path, plan: FineTunePlan, asked: FineTuneQuestion, words: Sequence[str]) -> None:
@@ -90,7 +110,8 @@ def check(path: Path, plan: FineTunePlan, asked: FineTuneQuestion, words: Sequen
         "--unsloth": tune.unsloth,
         f"--strategy {tune.strategy}": tune.zero_stage,
         f"--training {tune.training}": kind_of(tune) is None,
-        f"model_type {asked.source.config.get('model_type')}": not auto_class(tune, asked.source.config),
+        f"--evaluate and --training {tune.training}": tune.generates and tune.evaluate,
+        f"model_type {asked.source.config.get('model_type')}": not auto_class(tune, asked.source),
     }
     if what := next((name for name, lacking in lacks.items() if lacking), None):
         raise UserError("usage.script_without", what=what[:100])
@@ -116,11 +137,13 @@ def model_of(plan: FineTunePlan) -> str:
     return str(path.parent if path.suffix == ".json" else path)
 
 
-def text_of(plan: FineTunePlan, config: Mapping[str, Any], command: str, name: str) -> str:
-    model, auto = model_of(plan), auto_class(plan.tune, config)
+def text_of(plan: FineTunePlan, source: ModelSource, command: str, name: str) -> str:
+    model, auto = model_of(plan), auto_class(plan.tune, source)
     tune, kind = plan.tune, kind_of(plan.tune)
     assert kind is not None
     needed = [f"{package}=={(installed(package) or VERSIONS[package]).partition('+')[0]}" for package in packages(tune)]
+    needed += ["vllm"] if tune.generates and tune.vllm != "no" else []
+    reward = " REWARD.py" if tune.generates else ""
     start = f"torchrun --nproc-per-node {tune.world}" if tune.world > 1 else "python"
     needs = format_value(plan.needs.needed_bytes, "bytes")
     took = f", {plan.timing.step_s.expected_s:.3g} s per step" if plan.timing else ""
@@ -128,29 +151,33 @@ def text_of(plan: FineTunePlan, config: Mapping[str, Any], command: str, name: s
         f'"""Train {escaped(plan.name)} as it was planned on {plan.place}: {needs}{took}.',
         "",
         f"    pip install foretrain {' '.join(needed)}",
-        f"    {start} {escaped(shlex.quote(name))} DATA [--output FOLDER] [--max-steps STEPS]",
+        f"    {start} {escaped(shlex.quote(name))} DATA{reward} [--output FOLDER] [--max-steps STEPS]",
         "",
         "DATA is a file (.jsonl, .json, .csv, .parquet, .txt) or the name of a dataset at Hugging Face, with the",
         f"columns {kind.columns}. The same command resumes a run that stopped, from its",
         "last checkpoint. The learning rate is a usual one; memory and time do not depend on it.",
+        *(["REWARD.py has a function whose name begins with reward, as TRL's GRPOTrainer takes it."] if reward else []),
+        *([f"Start vLLM first: trl vllm-serve --model {escaped(model)}"] if reward and tune.vllm == "server" else []),
         "",
         f"Written by foretrain {installed('foretrain')}: {escaped(command)}",
         '"""',
         "",
         "import argparse",
         *(["import os"] if tune.quantized and tune.world > 1 else []),
+        *(["import runpy"] if reward else []),
         "from pathlib import Path",
         "",
         "from datasets import load_dataset",
         *imports(tune, kind, auto),
         "from transformers.trainer_utils import get_last_checkpoint",
         "",
-        "from foretrain import ForetrainCallback",
-        "",
+        *([] if reward else ["from foretrain import ForetrainCallback", ""]),
         f"MODEL, SEQ_LEN = {literal(model)}, {tune.seq_len}",
+        *([f"COMPLETION_LEN = {tune.completion_tokens}"] if reward else []),
         "",
         "parser = argparse.ArgumentParser()",
         'parser.add_argument("data")',
+        *(['parser.add_argument("reward")'] if reward else []),
         f'parser.add_argument("--output", default={literal(f"{Path(name).stem}-output")})',
         f'parser.add_argument("--max-steps", type=int, default={tune.max_steps or -1})',
         "given = parser.parse_args()",
@@ -162,9 +189,9 @@ def text_of(plan: FineTunePlan, config: Mapping[str, Any], command: str, name: s
         "tokenizer = AutoTokenizer.from_pretrained(MODEL)",
         "tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token",
         *loading(tune, auto),
-        *adapting(tune),
+        *adapting(tune, auto),
         *preparing(tune),
-        *training(tune, kind),
+        *training(tune, kind, auto),
     ]
     return "\n".join(lines) + "\n"
 
@@ -193,15 +220,19 @@ def imports(tune: FineTune, kind: Kind, auto: str) -> list[str]:
     return [*found, own_code, *own]
 
 
-def auto_class(tune: FineTune, config: Mapping[str, Any]) -> str:
+def auto_class(tune: FineTune, source: ModelSource) -> str:
     """Return transformers' class that loads the model that was planned; "" where that is another one."""
     if tune.scores:
         return "AutoModelForSequenceClassification"
-    if isinstance(config.get("vision_config"), Mapping):  # planned whole, and trained on text
+    if isinstance(source.config.get("vision_config"), Mapping):  # planned whole, and trained on text
         return "AutoModelForImageTextToText"
-    named: Any = config.get("architectures")
-    causal = not isinstance(named, list) or any(str(name).endswith(("ForCausalLM", "LMHeadModel")) for name in named)
-    return "AutoModelForCausalLM" if causal else ""
+    named: Any = source.config.get("architectures")
+    if not isinstance(named, list):  # of a decoder with an estimate it is clear
+        return "AutoModelForCausalLM" if source.facts else ""
+    if any(str(name).endswith(("ForCausalLM", "LMHeadModel")) for name in named):
+        return "AutoModelForCausalLM"
+    masked = tune.loop != TRL and any(str(name).endswith("ForMaskedLM") for name in named)
+    return MASKED if masked else ""
 
 
 def call(start: str, values: Mapping[str, Any]) -> list[str]:
@@ -241,10 +272,11 @@ def loading(tune: FineTune, auto: str) -> list[str]:
     return [*lines, "model.config.pad_token_id = tokenizer.pad_token_id"] if tune.scores else lines
 
 
-def adapting(tune: FineTune) -> list[str]:
+def adapting(tune: FineTune, auto: str) -> list[str]:
     if not tune.adapters:
         return []
-    found = call("adapters = LoraConfig(", adapter_arguments(tune))
+    task = {"task_type": None} if auto == MASKED else {}  # peft has none for it
+    found = call("adapters = LoraConfig(", adapter_arguments(tune) | task)
     if tune.loop == TRL:
         return found
     if widens(tune):
@@ -264,18 +296,22 @@ def preparing(tune: FineTune) -> list[str]:
         found = ["", *rows.splitlines(), "", ""]
         found += ["data = data.map(rows_of, batched=True, remove_columns=data.column_names)"]
         found += ["if not len(data):", '    raise SystemExit(f"{given.data} has no row of {SEQ_LEN} tokens.")']
+    if tune.generates:
+        found = ["", *REWARD.splitlines()]
     if tune.evaluate:
         count = tune.eval_batches * tune.eval_batch_size * tune.world
         found.append(f"parts = data.train_test_split(test_size=min({count}, len(data) // 10 or 1), seed=0)")
     return found
 
 
-def training(tune: FineTune, kind: Kind) -> list[str]:
+def training(tune: FineTune, kind: Kind, auto: str) -> list[str]:
     rates = PREFERENCE_RATES if tune.preferences and not tune.rewards else LEARNING_RATES
     given = {"output_dir": Name("given.output"), "max_steps": Name("given.max_steps")}
     given |= {"num_train_epochs": tune.epochs, "learning_rate": rates["adapters" if tune.adapters else "full"]}
     given |= {**trainer_arguments(tune), "logging_steps": 10, "save_total_limit": 2, "report_to": "none"}
-    if tune.loop == TRL:
+    if tune.generates:
+        given |= generating(tune)
+    elif tune.loop == TRL:
         given["max_length"] = Name("SEQ_LEN")
         given |= {"packing": True} if tune.packing and kind.trainer == "SFTTrainer" else {}
         given |= {"precompute_ref_log_probs": True} if tune.precompute_reference and tune.references else {}
@@ -286,11 +322,15 @@ def training(tune: FineTune, kind: Kind) -> list[str]:
     parts |= {"eval_dataset": Name('parts["test"]')} if tune.evaluate else {}
     parts["processing_class"] = Name("tokenizer")
     if tune.loop != TRL:
-        collator = "WithPadding(tokenizer)" if tune.scores else "ForLanguageModeling(tokenizer, mlm=False)"
+        collator = f"ForLanguageModeling(tokenizer, mlm={auto == MASKED})"
+        collator = "WithPadding(tokenizer)" if tune.scores else collator
         parts["data_collator"] = Name(f"DataCollator{collator}")
     elif tune.adapters:
         parts["peft_config"] = Name("adapters")
-    parts["callbacks"] = Name("[ForetrainCallback(seq_len=SEQ_LEN)]")
+    if tune.generates:
+        parts["reward_funcs"] = Name("rewards(given.reward)")
+    else:
+        parts["callbacks"] = Name("[ForetrainCallback(seq_len=SEQ_LEN)]")
     return [
         "",
         *call(f"args = {kind.arguments}(", given),
@@ -300,3 +340,14 @@ def training(tune: FineTune, kind: Kind) -> list[str]:
         "trainer.save_model()",
         *(['trainer.model.merge_and_unload().save_pretrained(f"{given.output}/merged")'] if tune.merge else []),
     ]
+
+
+def generating(tune: FineTune) -> dict[str, Any]:
+    found: dict[str, Any] = {"num_generations": tune.num_generations, "max_completion_length": Name("COMPLETION_LEN")}
+    found |= {"steps_per_generation": tune.micro_batches_generated, "num_iterations": tune.num_iterations}
+    found["beta"] = tune.beta
+    if tune.vllm != "no":
+        found |= {"use_vllm": True, "vllm_mode": tune.vllm}
+    if tune.vllm == "colocate":
+        found |= {"vllm_gpu_memory_utilization": tune.vllm_memory, "vllm_enable_sleep_mode": tune.vllm_sleep}
+    return found

@@ -5,6 +5,7 @@ import difflib
 import errno
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -285,7 +286,31 @@ def is_nanogpt_table(path: Path) -> bool:
         return False
 
 
+# llama2.c's names of a model's sizes, beside nanoGPT's of its run (karpathy/llama2.c, train.py, model.py).
+_OF_LLAMA2C = {"dim": "n_embd", "n_layers": "n_layer", "n_heads": "n_head", "n_kv_heads": "n_kv_head"}
+_OF_LLAMA2C |= {"max_seq_len": "block_size", "hidden_dim": "mlp_width"}
+_KEPT_OF_LLAMA2C = ("vocab_size", "batch_size", "gradient_accumulation_steps", "dropout", "max_iters", "learning_rate")
+
+
+def _of_llama2c(parsed: nanogpt_file.ParsedFile, path: str) -> UserError | None:
+    """The command that plans a file of llama2.c, whose Llama has tied embeddings; None of any other."""
+    keys = {setting.key: setting.value for setting in parsed.settings}
+    if not {"dim", "n_layers", "n_heads"} <= keys.keys():
+        return None
+    values = {"vocab_size": 32_000, **{name: keys[key] for key, name in _OF_LLAMA2C.items() if key in keys}}
+    values |= {key: keys[key] for key in _KEPT_OF_LLAMA2C if key in keys}
+    each, width = keys.get("multiple_of", 32), values["n_embd"]
+    if type(each) is int and type(width) is int and each > 0:
+        values.setdefault("mlp_width", -(-(8 * width // 3) // each) * each)
+    words = [f"--{name}={value}" for name, value in values.items() if value is not None]
+    command = shlex.join(["foretrain", "plan", "--recipe=llama", "--tied_embeddings", *words])
+    return UserError("config.finetune_foreign", path=path, trainer="llama2.c", command=command)
+
+
 def _add_parsed(parsed: nanogpt_file.ParsedFile, path: str, found: _Collected) -> None:
+    if problem := _of_llama2c(parsed, path):
+        found.problems.append(problem)
+        return
     found.notes += parsed.notes
     found.problems += parsed.problems
     own: dict[str, Setting] = {}

@@ -86,7 +86,22 @@ def test_written_script_runs_as_it_was_planned(
     assert {name: ran[name] for name in KEPT} == {name: tune[name] for name in KEPT}
 
 
-TRAININGS = ("sft", "dpo", "kto", "orpo", "cpo", "simpo", "reward", "classification")
+@pytest.mark.slow
+def test_script_of_grpo_takes_rewards_from_a_file(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    prompts = [{"prompt": " ".join(WORDS[i : i + 6 + 20 * (i == 3)])} for i in range(16)]
+    Path("data.jsonl").write_text("\n".join(map(json.dumps, prompts)))
+    Path("score.py").write_text("def reward_length(completions, **other):\n    return [1.0 for _ in completions]\n")
+    lengths = ("--seq-len=16", "--completion-len=8", "--num-generations=2", "--batch-size=2")
+    write("go.py", str(model), "--method=lora", "--training=grpo", *lengths)
+    env = {**os.environ, "PYTHONPATH": str(REPO), "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hub")}
+    command = [sys.executable, "go.py", "data.jsonl", "score.py", "--max-steps", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "rewards/reward_length/mean" in done.stdout + done.stderr
+
+
+TRAININGS = ("sft", "dpo", "kto", "orpo", "cpo", "simpo", "reward", "classification", "grpo", "rloo")
 
 
 @pytest.mark.parametrize("training", TRAININGS)
@@ -98,8 +113,11 @@ def test_script_is_python_that_sets_what_was_planned(
         if method == "qlora" and training in ("orpo", "cpo", "simpo"):
             continue  # a bound alone
         name = f"{method}{evaluate}.py"
+        short = ()
+        if training in ("grpo", "rloo"):
+            evaluate, short = "--no-evaluate", ("--completion-len=128",)  # an evaluation is refused
         words = ("--training", training, "--method", method, evaluate, "--batch-size=2", "--seq-len=256")
-        text = write(name, "qwen3-0.6b", *words)
+        text = write(name, "qwen3-0.6b", *words, *short)
         calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
         named = [word for call in calls for word in call.keywords]
         given = {word.arg: word.value.value for word in named if isinstance(word.value, ast.Constant)}
@@ -138,6 +156,7 @@ def test_script_is_refused_where_it_would_not_run(tmp_path: Path, monkeypatch: p
     write("trl.py", *lora, code=2, says="trl.py")
     write("go.py", *lora, "--loop=unsloth", code=2, says="--loop unsloth")
     write("go.py", *lora, "--training=ppo", code=2, says="--training ppo")
+    write("go.py", *lora, "--training=grpo", "--evaluate", code=2, says="--evaluate and --training grpo")
     write("go.py", "llama-3.1-8b", "--method=full", code=2, says="foretrain advise llama-3.1-8b")
     foretrain("plan", "gpt2", "--write-script", "go.py", code=2, says="foretrain train gpt2")
     foretrain("plan", "qwen3-0.6b", "--inference", "--write-script", "go.py", code=2, says="--write-script")

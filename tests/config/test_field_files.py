@@ -442,6 +442,69 @@ def test_qlora_of_a_model_in_4_bits_is_that_of_the_model() -> None:
     assert (lora.returncode, "--method qlora" in lora.stderr) == (2, True)
 
 
+def test_layers_that_a_copy_keeps_in_16_bits_are_planned(tmp_path: Path) -> None:
+    words = ("--method", "qlora", "--gpu", "4090", "--batch-size", "1", "--seq-len", "256")
+    needs = {}
+    for name, kept in {
+        "none": [],
+        "head": ["lm_head"],
+        "mlp": ["model.layers.1.mlp"],
+        "all": ["mlp", "self_attn"],
+    }.items():
+        quantization = {"load_in_4bit": True, "llm_int8_skip_modules": kept, "bnb_4bit_use_double_quant": True}
+        (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "quantization_config": quantization}))
+        needs[name] = max(
+            phase["needed_expected_bytes"] for phase in planned(str(tmp_path), *words)["memory"]["phases"]
+        )
+    mlp = 3 * CONFIG["hidden_size"] * CONFIG["intermediate_size"]
+    assert needs["head"] == needs["none"]
+    assert needs["mlp"] - needs["none"] == pytest.approx(mlp * (2 - 0.5), rel=0.02)
+    assert needs["all"] - needs["none"] > 2 * (needs["mlp"] - needs["none"])
+
+
+@pytest.mark.parametrize(
+    ("words", "wider"),
+    [
+        (("hf:unsloth/Qwen3-4B-unsloth-bnb-4bit", "--loop", "trl"), True),
+        (("hf:unsloth/Qwen3-4B", "--loop", "unsloth"), True),
+        (("hf:unsloth/Qwen3-4B-bnb-4bit", "--loop", "trl"), False),
+        (("hf:unsloth/llama-3-8b", "--loop", "unsloth"), False),
+    ],
+)
+def test_a_copy_that_keeps_layers_in_16_bits_has_a_wider_range(words: tuple[str, ...], wider: bool) -> None:
+    found = planned(*words, "--method", "qlora", "--gpu", "4090", "--seq-len", "256")
+    assert ("four_bits_unnamed" in {note["id"] for note in found["notes"]}) is wider
+
+
+def test_a_copy_in_4_bits_is_no_model_in_16(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(TRL.format(model="unsloth/Qwen3-4B-bnb-4bit"))
+    found = foretrain("plan", str(path), "--gpu", "4090")
+    assert (found.returncode, "--method qlora" in found.stderr) == (2, True)
+    path.write_text(TRL.format(model="unsloth/Qwen3-4B-bnb-4bit") + "load_in_4bit: true\n")
+    assert read_finetune(str(path))[1].double_quant
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "key", "bound"),
+    [
+        ("a.yaml", f"{LLAMA_FACTORY}image_max_pixels: 262144\n", "image_max_pixels = 262144", "at_least"),
+        (
+            "a.yaml",
+            "model: {model}\ntrain_type: lora\nfreeze_vit: true\nuse_logits_to_keep: false\n",
+            "freeze_vit",
+            "at_least",
+        ),
+        ("a.py", f"{UNSLOTH}loss.backward()\n", "loop = own", "unknown"),
+    ],
+)
+def test_what_is_not_planned_is_no_verdict(
+    name: str, text: str, key: str, bound: str, model: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(text.format(model=model))
+    assert read_file(tmp_path / name).unplanned.get(key) == bound
+
+
 @pytest.mark.parametrize(
     ("quantization", "weights"),
     [

@@ -306,6 +306,12 @@ def test_unsloth_checkpoints_to_the_host_by_default(file: Any) -> None:
     assert list(kept.values()) == [True, False, True]
 
 
+def test_another_loop_runs_no_functions_of_unsloth(file: Any) -> None:
+    path = str(file(UNSLOTH))
+    assert read_finetune(path)[1].unsloth
+    assert not read_finetune(path, ["--loop", "trl"])[1].unsloth
+
+
 def test_llama_factory_loads_by_unsloth(file: Any) -> None:
     f = finetune(read(LLAMA_FACTORY + "use_unsloth: true\n", file))
     assert (f.loop, f.unsloth, f.offload_checkpoints) == ("llama-factory", True, True)

@@ -349,3 +349,17 @@ def test_a_config_of_transformers_is_no_table_of_nanogpt(tmp_path: Path) -> None
     file = tmp_path / "gpt2.json"
     file.write_text('{"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 64}')
     assert is_asked([str(file)])
+
+
+def test_llama2c_names_are_answered_with_the_command(tmp_path: Path) -> None:
+    """stories15M: 15.19 M parameters (karpathy/llama2.c), whose MLP is 768 wide."""
+    sizes = "dim = 288\nn_layers = 6\nn_heads = 6\nn_kv_heads = 6\nmultiple_of = 32\nmax_seq_len = 256\n"
+    (tmp_path / "config.py").write_text(f"{sizes}vocab_size = 32000\nbatch_size = 128\n")
+    with pytest.raises(ConfigError) as error:
+        resolve([str(tmp_path / "config.py")])
+    (problem,) = error.value.problems
+    words = str(problem.values["command"]).split()[2:]
+    config = resolve(words).config
+    assert (config.n_embd, config.n_kv_head, config.block_size, config.mlp_width) == (288, 6, 256, 768)
+    found = json.loads(foretrain("plan", *words, "--gpu", "4090", "--json", code=0).stdout)
+    assert round(found["counts"]["n_params"] / 1e6, 2) == 15.19

@@ -90,7 +90,8 @@ PREFERENCES = {  # that are planned, of TRL
 TRAININGS: dict[str, str] = {
     "SFT": "sft", **{kind.trainer: training for training, kind in PREFERENCES.items()},
     **dict.fromkeys(("OnlineDPO", "XPO", "NashMD", "BCO"), "preference"), "PPO": "ppo", "PPOv2": "ppo",
-    **dict.fromkeys(("GKD", "MiniLLM", "SDFT"), "distillation"), "PRM": "token_classification",
+    **dict.fromkeys(("GKD", "MiniLLM", "SDFT", "SDPO", "GOLD", "Distillation"), "distillation"),
+    "PRM": "token_classification",
     "SentenceTransformer": "embedding",
 }  # fmt: skip
 NAMES_OF_TRAINING: dict[str, Training] = {

@@ -27,6 +27,7 @@ from foretrain.config.finetune.options import (
     FineTune,
     asked,
 )
+from foretrain.config.finetune.shell_file import SHELL, ShellCommand, command_of
 from foretrain.config.finetune.table import FileSettings, Table
 from foretrain.config.finetune.together import idle_note, whole
 from foretrain.config.finetune.words import COSTS, parse_words
@@ -56,7 +57,7 @@ TELLING = 2  # keys that no other trainer has
 SCRIPTS = (".py", ".ipynb")
 # A pattern of names that takes no long time: no part that is repeated as a whole, and few repeated characters.
 _PATTERN = re.compile(r"(?=.{2,200}$)(?!.*\)[*+{])(?!(?:.*[*+{]){5})[\w.|()\[\]\\?*+^$:-]+")
-_SUFFIXES = (*TABLES, *SCRIPTS)
+_SUFFIXES = (*TABLES, *SCRIPTS, SHELL)
 
 
 class FineTuneReading(Record):
@@ -109,6 +110,8 @@ def read_finetune(
     # what was typed for an option stands in the place of what the file says of it
     found.unplanned = {text: bound for text, bound in found.unplanned.items() if _option_of(text) not in values}
     reading = reading_of(found, model, origins)
+    if found.values.get("loop") == "unsloth" != values.get("loop", "unsloth"):  # which runs none of its functions
+        found.values |= {"unsloth": False, "offload_checkpoints": False}
     values = {**found.values, **values}
     tune = FineTune.model_validate(values) if given else asked(model, values)
     tune = whole(tune, origins, model.facts)
@@ -163,7 +166,20 @@ def reading_of(found: FileSettings, model: ModelSource | None, origins: Mapping[
 
 def read_file(path: Path, format: str = "") -> FileSettings:
     """What a trainer's config file says, without looking for its model. Raises UserError."""
+    if path.suffix == SHELL:
+        return _settings_of_shell(command_of(read_text_of(path), str(path)), str(path), format, path.parent)
     return settings_of(read_text_of(path), str(path), format, script=path.suffix in SCRIPTS, folder=path.parent)
+
+
+def _settings_of_shell(command: ShellCommand, source: str, format: str, folder: Path) -> FileSettings:
+    format = format or command.format or format_of(command.keys, source)
+    found = FileSettings(format, source, folder=folder)
+    if command.cards > 1:
+        found.cards, found.cards_key = command.cards, "nproc_per_node"
+    FORMATS[format].read(Table(command.keys, found), "")
+    found.values.setdefault("amp", "no")
+    found.unplanned |= dict.fromkeys(command.unread, "unknown")
+    return found
 
 
 def settings_of(text: str, source: str, format: str = "", *, script: bool, folder: Path | None = None) -> FileSettings:
@@ -210,10 +226,12 @@ def is_finetune_file(source: str) -> bool:
         return False
     if path.suffix != ".py":
         return True
+    text = ""
     try:
-        table_of_script(read_text_of(path), source)
+        text = read_text_of(path)
+        table_of_script(text, source)
     except UserError:
-        return False
+        return bool(_OF_TRAINER.search(text))  # whose calls are elsewhere
     return True
 
 
@@ -334,6 +352,7 @@ def _notes(found: FileSettings, model: ModelSource | None, origins: Mapping[str,
     return tuple(notes)
 
 
+_OF_TRAINER = re.compile(r"^\s*(?:import|from)\s+(?:trl|unsloth)\b", re.MULTILINE)
 _SCRIPT = re.compile(r"^(?:import|from)\s+\w", re.MULTILINE)
 
 

@@ -123,7 +123,7 @@ def _kept_bytes(facts: ModelFacts, tune: FineTune, loaded: Peak) -> tuple[int, i
         return round(KEPT * weights), round(MOST_KEPT_IN_16 * weights)
     linear = [each for each in parameters_of(facts) if each.role == "linear" and not each.name.endswith("bias")]
     kept = sum(each.elements for each in linear if any(is_named(each.module, name) for name in facts.kept))
-    return (round(HALF_MORE * kept),) * 2
+    return round(HALF_MORE * kept), round(HALF_MORE * kept)
 
 
 def _given_back(phase: PhaseMemory, available_bytes: int) -> PhaseMemory:

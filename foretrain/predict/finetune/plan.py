@@ -246,7 +246,8 @@ def resolved(source: ModelSource, tune: FineTune, gpu: Gpu) -> FineTune:
     if facts is not None:
         _check_parts(facts, tune)
     elif option := next((name for name, on in ALONE.items() if on(tune)), ""):
-        raise UserError("usage.family_alone", option=option, model=str(source.config.get("model_type"))[:40])
+        id = "usage.family_alone_loop" if tune.loop == option[2:] == "unsloth" else "usage.family_alone"
+        raise UserError(id, option=option, model=str(source.config.get("model_type"))[:40])
     if tune.attn == "flash_attention_2" and dtype == "float32" and tune.amp == "no":
         raise UserError("usage.flash_needs_half")
     if tune.attn == "flash_attention_2" and not has_flash_2(gpu):

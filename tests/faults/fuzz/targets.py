@@ -48,6 +48,12 @@ class Target(NamedTuple):
     read: Callable[[bytes], str]
 
 
+SHELL = """A=2
+NPROC_PER_NODE=$A swift sft --model Qwen/Qwen3-0.6B --tuner_type lora --lora_rank $((4 * $A)) \\
+  --max_length=1024 --packing true --gradient_checkpointing_kwargs '{"use_reentrant": false}'
+"""
+
+
 def _sentence(error: BaseException) -> None:
     """An error is told in a text without control characters. Raises Fault."""
     text = str(error)
@@ -340,6 +346,7 @@ TARGETS: dict[str, Target] = {
         _texts(json.dumps(ARGUMENTS)), by_command("plan", "x.json", CARD, "--json", name="x.json")
     ),
     "script": Target(_texts(UNSLOTH), by_command("plan", "s.py", CARD, "--json", name="s.py")),
+    "shell": Target(_texts(SHELL), by_command("plan", "s.sh", CARD, "--json", name="s.sh")),
     "model-config": Target(
         _texts(json.dumps(MODEL)), by_command("plan", "m", "--method=lora", CARD, "--json", name="m/config.json")
     ),

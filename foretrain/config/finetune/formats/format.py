@@ -55,9 +55,8 @@ def attention(table: Table, *keys: str) -> None:
         value = table.take(key)
         if not isinstance(value, str):
             continue
-        word = {"fa2": "flash_attention_2", "auto": "sdpa", "disabled": "eager", "flash": "flash_attention_2"}.get(
-            value, value
-        )
+        flash = dict.fromkeys(("fa2", "flash", "flash_attn"), "flash_attention_2")  # flash_attn: ms-swift's
+        word = {**flash, "auto": "sdpa", "disabled": "eager"}.get(value, value)
         if word not in ("sdpa", "eager", "flash_attention_2"):
             word = "flash_attention_2" if "flash" in word or word == "fa3" else "sdpa"
             table.unplanned(key, value, word)

@@ -147,6 +147,9 @@ def _swift(table: Table, adapters: bool) -> None:
     half = {"bfloat16": "bf16", "float16": "fp16"}
     table.give("amp", half.get(str(table.found.values["dtype"]), "no"), "torch_dtype")
     attention(table, "attn_impl")
+    for key in ("freeze_vit", "freeze_aligner", "vit_gradient_checkpointing"):  # its model sees pictures
+        if key in table.keys:
+            table.unplanned(key, bound="at_least")
     shards(table)
 
 

@@ -15,9 +15,9 @@ FREES_NOTHING = {"free_others", "another_card"}  # of the run's own memory
 
 
 class Remedy(Record):
-    """A change that fits by the plan. `changes`: knob -> value; `saves_bytes`: of the process at its worst moment.
+    """A change that fits by the plan. `changes`: option -> value; `saves_bytes`: of the process at its worst moment.
 
-    `id`: the rules of the advisor. `slower`: the predicted step time over that of before, less 1; None where there is
+    `id`: the rules of the advisor. `slower`: the predicted step time over the current one, less 1; None where there is
     no prediction of time. `step`: whose program takes the changes; one of nanoGPT's runs may go over to foretrain's.
     """
 

@@ -8,7 +8,7 @@ from foretrain.analysis.components import Line, LineSource, Shown, Sum, reconcil
 from foretrain.base.records import Record
 from foretrain.predict.abstract.autograd import Parameter
 from foretrain.predict.allocator.settings import Settings
-from foretrain.predict.finetune.memory import FineTuneLedger, estimated, formula_of, symbols_of
+from foretrain.predict.finetune.memory import FineTuneEstimate, estimated, formula_of, symbols_of
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.inference.plan import InferencePlan
 from foretrain.predict.memory import PhaseMemory
@@ -99,7 +99,7 @@ def _phase(phase: PhaseMemory, rows: tuple[Sum, ...], found: Sequence[LargeTenso
     )  # fmt: skip
 
 
-def _estimated(estimate: FineTuneLedger, phase: str, symbols: dict[str, int]) -> list[LargeTensor]:
+def _estimated(estimate: FineTuneEstimate, phase: str, symbols: dict[str, int]) -> list[LargeTensor]:
     found = [
         LargeTensor(
             component=kind.component,
@@ -124,7 +124,7 @@ def _letters(formula: str) -> str:
     return re.sub(r"^[\d.]+·|/2$", "", formula)
 
 
-def _where(estimate: FineTuneLedger, component: str, formula: str) -> str:
+def _where(estimate: FineTuneEstimate, component: str, formula: str) -> str:
     if component not in ("weights", "adapters", *TRAINED):
         return ""
     sizes = {name: weight.shape for name, weight in estimate.weights.items() if _has(component, name, weight)}

@@ -35,7 +35,7 @@ def plan_cluster(
 
     `config` and `options` as for `plan`. `gpus`: such as "2 x RTX 4090", "8 x H100 SXM5", "2 nodes x 8 x A100", or a
     count alone, of the card `gpu`. `link`, `network`: names of hardware/links.toml, or "nvlink"; by default what such
-    cards usually have. The option `strategy` names how they share a step; by default it is the quickest that fits.
+    cards usually have. The option `strategy` names how they share a step; by default it is the fastest that fits.
     `used_by_others`: memory that other programs use on each card. `print(plan)` shows what the command line shows.
     Raises UserError for what cannot be planned; ConfigError names every problem of a config.
     """

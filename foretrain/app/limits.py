@@ -35,7 +35,7 @@ class Limits:
     best: bool = False
     data_tokens: str | None = None
     write: Path | None = None
-    given: frozenset[str] = frozenset()  # knobs that the user set, in a file or on the command line
+    given: frozenset[str] = frozenset()  # options that the user set, in a file or on the command line
 
     @property
     def asks(self) -> bool:

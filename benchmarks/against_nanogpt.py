@@ -15,7 +15,7 @@ compared with those of nanoGPT. For steps on a card see gpu/ways.py.
 are in the wall time. `first start` is foretrain's with empty caches, the others are later ones. Resident memory is the
 highest of the process, as the system counted it. nanoGPT runs without torch.compile on a CPU, as its README says, and
 compiled on a card; there foretrain runs with its step as one CUDA graph and without. With `--caches FOLDER` both sides
-compile there first, all runs side by side, and no first start is told: on a card that is lent by the minute.
+compile there first, all runs side by side, and no first start is reported: on a card that is lent by the minute.
 """
 
 import argparse
@@ -85,7 +85,7 @@ class Model:
     """One model: options, steps in a block, rounds, and a loss that a run should reach."""
 
     name: str
-    knobs: dict[str, Any]
+    settings: dict[str, Any]
     block: int
     rounds: int
     target: float
@@ -198,7 +198,7 @@ def contest_of_steps(args: argparse.Namespace) -> None:
     torch.set_num_threads(args.threads)
     end, clock = time.monotonic() + args.minutes * 60, "CPU time of one thread" if args.threads == 1 else "wall time"
     for model in [m for m in [*MODELS, TINY] if (m.name in args.only if args.only else m is not TINY)]:
-        config = RunConfig.model_validate({**RECIPE, **model.knobs, "device": "cpu", "compile": not args.eager})
+        config = RunConfig.model_validate({**RECIPE, **model.settings, "device": "cpu", "compile": not args.eager})
         placement = place(config)
         long = config.model_copy(update={"max_iters": 10**7})  # so that foretrain measures its choices
         all = entries(long, placement, prepare_built_in(config), patched=model.name != "124M")
@@ -208,7 +208,7 @@ def contest_of_steps(args: argparse.Namespace) -> None:
         for row in rows:
             step = f"{row['step_s'] * 1e3:,.1f} ms" if "step_s" in row else "disturbed throughout"
             print(f"{model.name}, {row['label']}: {step}, {row.get('ratio', 0):.2f} times nanoGPT", flush=True)
-        found = {"model": model.name, "knobs": model.knobs, "target": model.target, "threads": args.threads, "clock": clock,
+        found = {"model": model.name, "knobs": model.settings, "target": model.target, "threads": args.threads, "clock": clock,
                  "rounding": ROUNDING, "contestants": rows}  # fmt: skip
         keep(args.out, found, "cpu", "models", lambda each: (each["model"], each["threads"]))
 
@@ -361,11 +361,11 @@ def from_log(log: Path) -> Row:
 def from_records(out: Path) -> Row:
     steps = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     steps = [step for step in steps if step["kind"] == "step"]
-    told = json.loads((out / "run.json").read_text()) if (out / "run.json").exists() else {}
+    record = json.loads((out / "run.json").read_text()) if (out / "run.json").exists() else {}
     return {
         "step_s": steady([step["step_s"] for step in steps]), "loss": steps[-1]["loss"],
-        "first_step_s": steps[0]["elapsed_s"], "dtype": told.get("dtype"), "compiled": told.get("compiled"),
-        "notes": [note["id"] for note in told.get("notes", [])], "phases": (told.get("memory") or {}).get("phases"),
+        "first_step_s": steps[0]["elapsed_s"], "dtype": record.get("dtype"), "compiled": record.get("compiled"),
+        "notes": [note["id"] for note in record.get("notes", [])], "phases": (record.get("memory") or {}).get("phases"),
     }  # fmt: skip
 
 

@@ -41,8 +41,8 @@ def one_step(state: TrainState) -> float:
     return time.perf_counter() - before
 
 
-def case(name: str, knobs: dict[str, Any]) -> dict[str, Any]:
-    config = RunConfig(batch_size=8, gradient_accumulation_steps=1, compile=False, device="cpu", **knobs)
+def case(name: str, settings: dict[str, Any]) -> dict[str, Any]:
+    config = RunConfig(batch_size=8, gradient_accumulation_steps=1, compile=False, device="cpu", **settings)
     state = build(config, torch.device("cpu"), torch.float32, compile=False)
     plain = [one_step(state) for _ in range(8)][2:]
     found: dict[str, list[float]] = {"loop": [], "background": [], "beside": [], "took": []}
@@ -73,7 +73,7 @@ def case(name: str, knobs: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     options = arguments("checkpoint_cost", __doc__ or "")
     keep_memory()
-    cases = [case(name, knobs) for name, knobs in CASES.items()]
+    cases = [case(name, settings) for name, settings in CASES.items()]
     data = {"interval_steps": INTERVAL, "threads": torch.get_num_threads(), "rounds": ROUNDS, "cases": cases,
             "worst_blocked_share": max(c["blocked_share"] for c in cases)}  # fmt: skip
     report(options.out, data)

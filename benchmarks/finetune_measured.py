@@ -22,7 +22,7 @@ from foretrain.config.hub.source import facts_of, find_source
 from foretrain.hardware.catalogue import find_gpu
 from foretrain.predict.abstract import programs
 from foretrain.predict.abstract.tensors import bfloat16
-from foretrain.predict.finetune.memory import FineTuneLedger
+from foretrain.predict.finetune.memory import FineTuneEstimate
 from foretrain.predict.finetune.program import Program
 from foretrain.predict.finetune.time import StepWork, step_s
 
@@ -47,7 +47,7 @@ def predicted(row: dict[str, Any]) -> float:
         found = step_s(StepWork(facts, tune, gpu))
         assert found is not None
         return tune.tokens_per_step / found[0].expected_s
-    memory = FineTuneLedger(facts, tune, gpu).memory
+    memory = FineTuneEstimate(facts, tune, gpu).memory
     if row["kind"] == "peak_allocated_bytes":
         return memory.worst.allocated_bytes
     assert gpu.memory_bytes is not None
@@ -81,7 +81,9 @@ def in_range(row: dict[str, Any]) -> bool:
     """Return whether the measured time, or nvidia-smi's figure, is in the plan's range."""
     facts, tune, gpu = facts_for(row["model"]), FineTune.model_validate(row["options"]), find_gpu(row["gpu"])
     if row["kind"] == "nvidia_smi_bytes":
-        low, _, high = FineTuneLedger(facts, tune, gpu).judged(gpu.memory_bytes, gpu.memory_bytes).neediest.needed_span
+        low, _, high = (
+            FineTuneEstimate(facts, tune, gpu).judged(gpu.memory_bytes, gpu.memory_bytes).neediest.needed_span
+        )
         return low <= row["measured"] <= high
     found = step_s(StepWork(facts, tune, gpu))
     return found is not None and found[0].low_s <= tune.tokens_per_step / row["measured"] <= found[0].high_s
@@ -90,8 +92,8 @@ def in_range(row: dict[str, Any]) -> bool:
 def refused(row: dict[str, Any]) -> bool:
     """Return whether a plan does not fit, although the run did."""
     gpu = find_gpu(row["gpu"])
-    ledger = FineTuneLedger(facts_for(row["model"]), FineTune.model_validate(row["options"]), gpu)
-    return ledger.judged(gpu.memory_bytes, gpu.memory_bytes).verdict == "does_not_fit"
+    estimate = FineTuneEstimate(facts_for(row["model"]), FineTune.model_validate(row["options"]), gpu)
+    return estimate.judged(gpu.memory_bytes, gpu.memory_bytes).verdict == "does_not_fit"
 
 
 def replaced(row: dict[str, Any]) -> Iterator[tuple[Any, str, Any]]:
@@ -151,7 +153,7 @@ def main() -> None:
         planned = predicted(plan)
         with as_run(row):
             ran = predicted(row)
-            dies = row["kind"] != "tokens_per_s" and refused(row)
+            is_refused = row["kind"] != "tokens_per_s" and refused(row)
         both = planned / row["measured"] - 1, ran / row["measured"] - 1
         kind, t = KINDS[row["kind"]], row["options"]
         for group in (kind, f"{kind}, {'no' if row['kernels'] == 'none' else 'other'} kernels"):
@@ -160,7 +162,7 @@ def main() -> None:
         answers.append({
             "id": row["id"], "model": row["model"], "method": t["method"], "batch": batch, "code": row["code"],
             "kernels": row["kernels"], "kind": kind, "measured": row["measured"], "planned": planned, "as_run": ran,
-            "why_planned": why_planned(row), "refused": dies, "in_range": row["kind"] == "peak_allocated_bytes" or in_range(plan), "why": row.get("why", ""),
+            "why_planned": why_planned(row), "refused": is_refused, "in_range": row["kind"] == "peak_allocated_bytes" or in_range(plan), "why": row.get("why", ""),
         })  # fmt: skip
     medians = {
         group: {

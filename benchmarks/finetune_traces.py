@@ -69,7 +69,7 @@ def fast(*, quick: bool) -> list[dict[str, Any]]:
                     "model": name, "method": method, "seconds": round(seconds, 1), "cpu_seconds": round(cpu, 1),
                     "allocated_bytes": max(phase.allocated_bytes for phase in answer.memory.phases),
                     "reserved_bytes": max(phase.reserved_bytes or 0 for phase in answer.memory.phases),
-                    "dies_in": answer.death.phase if answer.death else None,
+                    "dies_in": answer.failure.phase if answer.failure else None,
                 }
             )  # fmt: skip
     return found

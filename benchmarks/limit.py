@@ -78,7 +78,7 @@ def as_trained(config: RunConfig, placement: Placement, row: dict[str, Any]) -> 
 
 
 def one_model(model: Model, end: float) -> dict[str, Any]:
-    config = RunConfig.model_validate({**RECIPE, **model.knobs, "device": "cpu"})
+    config = RunConfig.model_validate({**RECIPE, **model.settings, "device": "cpu"})
     placement, info = place(config), prepare_built_in(config)
     long = config.model_copy(update={"max_iters": 10**7})  # so that foretrain measures its choices
     tell(f"{model.name}: peaks")
@@ -101,9 +101,9 @@ def one_model(model: Model, end: float) -> dict[str, Any]:
         if "step_s" in row:
             row |= shares(row, profile, limits) | {"as_trained": as_trained(config, placement, row)}
         rows.append(row)
-    told = {dtype: limit.to_json() for dtype, limit in limits.items()}
-    return {"model": model.name, "knobs": model.knobs, "threads": usable_cores(), "peaks": found.to_json(),
-            "limits": told, "contestants": rows}  # fmt: skip
+    limits_json = {dtype: limit.to_json() for dtype, limit in limits.items()}
+    return {"model": model.name, "knobs": model.settings, "threads": usable_cores(), "peaks": found.to_json(),
+            "limits": limits_json, "contestants": rows}  # fmt: skip
 
 
 def _profiled(entry: Entry, steps: int, shapes: list[tuple[int, ...]]) -> StepOperations:

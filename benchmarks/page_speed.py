@@ -38,8 +38,8 @@ def start(folder: str) -> tuple[subprocess.Popen[str], int, str]:
         [sys.executable, "-m", "foretrain", "serve", "--json"], stdout=subprocess.PIPE, text=True, cwd=folder
     )
     assert process.stdout is not None
-    said = json.loads(process.stdout.readline())
-    return process, said["port"], said["url"].partition("token=")[2]
+    ready = json.loads(process.stdout.readline())
+    return process, ready["port"], ready["url"].partition("token=")[2]
 
 
 class Client:

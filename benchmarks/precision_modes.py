@@ -26,7 +26,7 @@ from tests.kit.batches import train_batches
 
 CPU = torch.device("cpu")
 STEPS = 200
-KNOBS: dict[str, Any] = {
+BASE: dict[str, Any] = {
     "n_layer": 3, "n_head": 4, "n_embd": 128, "block_size": 128, "vocab_size": 256, "batch_size": 8,
     "gradient_accumulation_steps": 1, "learning_rate": 2e-3, "min_lr": 2e-4, "max_iters": STEPS, "lr_decay_iters": STEPS,
     "warmup_iters": 20, "dataset": "python-stdlib", "tokenizer": "byte", "device": "cpu", "compile": False,
@@ -55,8 +55,8 @@ def agreement(state: TrainState, tokens: TokenFile) -> dict[str, float] | None:
     return {key: getattr(found, key) for key in ("loss", "plain_loss", "cosine", "worst_cosine")}
 
 
-def run(name: str, dtype: torch.dtype, knobs: dict[str, Any], all_three: bool) -> dict[str, Any]:
-    config = RunConfig.model_validate({**KNOBS, **knobs})
+def run(name: str, dtype: torch.dtype, settings: dict[str, Any], all_three: bool) -> dict[str, Any]:
+    config = RunConfig.model_validate({**BASE, **settings})
     info = prepare_built_in(config)
     files = {split: TokenFile(info, split, config.vocab_size) for split in ("train", "val")}
     state = build(config, CPU, dtype, compile=False)
@@ -77,7 +77,7 @@ def run(name: str, dtype: torch.dtype, knobs: dict[str, Any], all_three: bool) -
     )  # fmt: skip
     val = [float(evaluation_loss(state, batch)) for batch in held_out]
     return {
-        "run": name, "dtype": str(dtype)[6:], "knobs": knobs, "val_loss": sum(val) / len(val),
+        "run": name, "dtype": str(dtype)[6:], "knobs": settings, "val_loss": sum(val) / len(val),
         "train_loss_of_last_20": sum(losses[-20:]) / 20, "first_loss": losses[0], "took_s": round(took_s, 1),
         "agreement_before": before, "agreement_after": after,
     }  # fmt: skip
@@ -89,7 +89,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         found = [run(*each) for each in RUNS]
-    report(options.out, {"threads": torch.get_num_threads(), "steps": STEPS, "knobs": KNOBS, "runs": found})
+    report(options.out, {"threads": torch.get_num_threads(), "steps": STEPS, "knobs": BASE, "runs": found})
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Preparing text: peak memory and tokens/s of `foretrain prepare`, of the bare tokenizer, and of two usual ways.
 
 The source is the text that is on every machine: the sources of Python's standard library and what lies in
-/usr/share/doc, repeated with variation (each copy has its lines cut anew and its own head) to the wanted size as JSON
+/usr/share/doc, repeated with variation (each copy has its lines cut in other places and its own head) to the wanted size as JSON
 lines. All ways use the same GPT-2-sized BPE of it, trained once, through tiktoken.
 
 - bare: as many processes as cores, each tokenizing its share of the documents, ids thrown away. What is possible.

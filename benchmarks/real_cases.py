@@ -49,14 +49,16 @@ def case_c(compiled: bool, others: int) -> dict[str, Any]:
     answer = traced(base).exact_of("nanogpt")
     assert answer is not None
     trace = traces(requests_for(StepSpec.of(config, GPU, "nanogpt", dtype=base.dtype, compiled=compiled)))[0]
-    deaths = []
+    failures = []
     for context in published_context_bytes(GPU):
         limit = (base.available_bytes or 0) - context
-        death = replay(trace, limit_bytes=limit, physical=True).death
-        deaths.append({"context_bytes": context, "limit_bytes": limit, "death": death.to_json() if death else None})
+        failure = replay(trace, limit_bytes=limit, physical=True).failure
+        failures.append(
+            {"context_bytes": context, "limit_bytes": limit, "death": failure.to_json() if failure else None}
+        )
     return {
         "case": "C", "compiled": compiled, "used_by_others_bytes": others, "smallest_limit_bytes": answer.smallest_limit_bytes,
-        "peak_reserved_bytes": max(p.reserved_bytes or 0 for p in answer.memory.phases), "under_limits": deaths,
+        "peak_reserved_bytes": max(p.reserved_bytes or 0 for p in answer.memory.phases), "under_limits": failures,
     }  # fmt: skip
 
 

@@ -126,9 +126,9 @@ CASES: dict[str, tuple[Patch, dict[str, Any]]] = {
 
 
 def one(name: str, seed: int) -> None:
-    patch, knobs = CASES[name]
+    patch, settings = CASES[name]
     patch()
-    config = config_of("4x128", "modern", PART_STEPS, seed, **knobs)
+    config = config_of("4x128", "modern", PART_STEPS, seed, **settings)
     loss = Run(config, "float32", prepare_built_in(config)).finish(every=PART_STEPS)
     print(json.dumps({"run": name, "seed": seed, "val_loss": loss, "config": fingerprint(config)}))
 

@@ -31,7 +31,7 @@ CARDS = ["RTX 4070", "RTX 4090", "RTX 3060 12GB", "Tesla T4", "H100 SXM"]
 def drawn(seed: int) -> tuple[dict[str, Any], str]:
     r = random.Random(seed)
     width = r.choice([128, 256, 384, 512, 768, 1024])
-    knobs: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "n_layer": r.choice([2, 4, 6, 8, 12]), "n_head": width // 64, "n_embd": width,
         "block_size": r.choice([128, 256, 512, 1024]), "batch_size": r.choice([1, 2, 4, 8, 12, 16, 24, 32]),
         "gradient_accumulation_steps": r.choice([1, 2, 3, 8]), "vocab_size": r.choice([256, 4096, 50304, 50304, 50257]),
@@ -40,18 +40,18 @@ def drawn(seed: int) -> tuple[dict[str, Any], str]:
     }  # fmt: skip
     ours = r.random()
     if ours < 0.15:
-        knobs["activation_checkpointing"] = True
+        settings["activation_checkpointing"] = True
     elif ours < 0.35:
-        knobs["loss_chunk_size"] = 1024
+        settings["loss_chunk_size"] = 1024
     elif ours < 0.45:
-        knobs["optimizer"] = r.choice(["adamw8bit", "muon"])
+        settings["optimizer"] = r.choice(["adamw8bit", "muon"])
     elif ours < 0.55:
-        knobs |= {"recipe": "modern", "dropout": 0.0, "bias": False}
-    return knobs, r.choice(CARDS)
+        settings |= {"recipe": "modern", "dropout": 0.0, "bias": False}
+    return settings, r.choice(CARDS)
 
 
-def compared(knobs: dict[str, Any], card: str) -> Iterator[dict[str, Any]]:
-    config = from_values(knobs).config
+def compared(settings: dict[str, Any], card: str) -> Iterator[dict[str, Any]]:
+    config = from_values(settings).config
     made = plan(config, find(card))
     for memory in made.memory:
         traces = service.traces(
@@ -61,10 +61,10 @@ def compared(knobs: dict[str, Any], card: str) -> Iterator[dict[str, Any]]:
         )
         for trace in traces[:1]:
             run = replay(trace)
-            told = max(phase.reserved_bytes or 0 for phase in memory.phases if phase.phase != "resume")
+            estimated = max(phase.reserved_bytes or 0 for phase in memory.phases if phase.phase != "resume")
             yield {
-                "knobs": knobs, "gpu": made.gpu.name, "dtype": made.dtype, "step": memory.step,
-                "mode": "compiled" if made.compiled else "eager", "estimate_reserved_bytes": told,
+                "knobs": settings, "gpu": made.gpu.name, "dtype": made.dtype, "step": memory.step,
+                "mode": "compiled" if made.compiled else "eager", "estimate_reserved_bytes": estimated,
                 "trace_reserved_bytes": run.peak_reserved_bytes, "estimate_allocated_bytes": memory.worst.allocated_bytes,
                 "trace_allocated_bytes": run.peak_allocated_bytes, "needed_bytes": smallest_limit_bytes(trace, physical=True),
             }  # fmt: skip
@@ -99,9 +99,9 @@ def main() -> None:
     for seed in range(options.pairs):
         if any(row["seed"] == seed for row in rows):
             continue
-        knobs, card = drawn(seed)
+        settings, card = drawn(seed)
         try:
-            rows += [{"seed": seed, **row} for row in compared(knobs, card)]
+            rows += [{"seed": seed, **row} for row in compared(settings, card)]
         except (UserError, service.TraceUnavailable) as error:
             print(f"{seed}: {error}", flush=True)
         if seed % 10 == 9 or seed == options.pairs - 1:

@@ -60,7 +60,7 @@ def calibrated(*, eager: bool) -> dict[str, Any]:
     print(f"calibrated in {calibration.took_s:.0f} s", file=sys.stderr, flush=True)
     gpu = placement.gpu.model_copy(update={"calibration": calibration})
     cases = [case for case in CASES if case[2] in dtypes and case[3] in modes]
-    configs = [RunConfig(**{"gradient_accumulation_steps": 1, **knobs}, dropout=0.0) for _, knobs, _, _ in cases]
+    configs = [RunConfig(**{"gradient_accumulation_steps": 1, **settings}, dropout=0.0) for _, settings, _, _ in cases]
     specs = [StepSpec.of(config, gpu, dtype=c[2], compiled=c[3]) for config, c in zip(configs, cases, strict=True)]
     forecasts = [step_time(spec) for spec in specs]
     samples: list[list[float]] = [[] for _ in cases]
@@ -70,11 +70,11 @@ def calibrated(*, eager: bool) -> dict[str, Any]:
             samples[i] += Stepper(config, placement, dtype, compiled=compiled).times(STEPS)
             print(f"{name} {dtype} {'compiled' if compiled else 'eager'}", file=sys.stderr, flush=True)
     records = []
-    for (name, knobs, dtype, compiled), forecast, times in zip(cases, forecasts, samples, strict=True):
+    for (name, settings, dtype, compiled), forecast, times in zip(cases, forecasts, samples, strict=True):
         assert forecast
         measured_s = sorted(times)[len(times) // 4]
         records.append({
-            "config": name, "knobs": knobs, "dtype": dtype, "mode": "compiled" if compiled else "eager",
+            "config": name, "knobs": settings, "dtype": dtype, "mode": "compiled" if compiled else "eager",
             "predicted": forecast.model_dump(), "measured_s": measured_s, "steps_s": times,
             "error": forecast.expected_s / measured_s - 1,
         })  # fmt: skip
@@ -121,12 +121,12 @@ print(json.dumps([sorted(times)[1], peak_bytes()]))
 def kept() -> dict[str, Any]:
     cases = []
     for name, (own, dtype) in KEPT_CASES.items():
-        knobs = {**KEPT, **own}
-        rounds = [[child(KEPT_CODE, [knobs, dtype, keep]) for keep in (False, True)] for _ in range(3)]
+        settings = {**KEPT, **own}
+        rounds = [[child(KEPT_CODE, [settings, dtype, keep]) for keep in (False, True)] for _ in range(3)]
         given_s, kept_s = (median(each[keep][0] for each in rounds) for keep in (False, True))
         given, held = (max(each[keep][1] or 0 for each in rounds) for keep in (False, True))
         cases.append({
-            "config": name, "knobs": knobs, "dtype": dtype, "given_back_s": given_s, "kept_s": kept_s,
+            "config": name, "knobs": settings, "dtype": dtype, "given_back_s": given_s, "kept_s": kept_s,
             "faster": given_s / kept_s, "given_back_peak_bytes": given, "kept_peak_bytes": held,
         })  # fmt: skip
     return {"cases": cases}
@@ -136,7 +136,7 @@ START = {
     "n_layer": 12, "n_head": 4, "n_embd": 128, "block_size": 64, "vocab_size": 256, "batch_size": 8,
     "gradient_accumulation_steps": 1, "attention": "bmm", "device": "cpu",
 }  # fmt: skip
-# The first step by the clock, as compilers are programs of their own, later steps by CPU time.
+# The first step by the clock, as compilers are programs of their own, the others by CPU time.
 START_CODE = """
 import json, sys, time
 import torch

@@ -13,10 +13,10 @@ length; once also with a tokenizer of this corpus, whose loss is that of the who
 Losses and seconds are measured apart, since a loss does not depend on what else the machine does. A run's time is its
 steps times the seconds of one, without evaluations. Seconds are those of nanoGPT's own step (nanogpt_step.py: eager,
 float32) and of foretrain's step of the modern recipe in the dtype that `train` takes, in turns in one process, with as
-many threads as PyTorch uses by itself. At 6 x 384 the losses of both are those of bfloat16 products, so that a run
+many threads as PyTorch uses by itself. At 6 x 384 the losses of both are those of bfloat16 matmuls, so that a run
 takes half as long; nanoGPT's seconds stay those of float32.
 
-Each run is kept in the JSON when it is done, and not done again as long as its config is the same. `--minutes 5` stops
+Each run is kept in the JSON when it is done, and not repeated as long as its config is the same. `--minutes 5` stops
 after so many; the run that is not done then goes on where it was at the next call.
 """
 
@@ -69,9 +69,9 @@ CPU = torch.device("cpu")
 
 
 def config_of(model: str, recipe: str, steps: int, seed: int, **changes: Any) -> RunConfig:
-    knobs = {**SHARED, **MODELS[model], "seed": seed, "max_iters": steps, "lr_decay_iters": steps}
+    settings = {**SHARED, **MODELS[model], "seed": seed, "max_iters": steps, "lr_decay_iters": steps}
     own = {"recipe": "modern"} if recipe == "modern" else NANOGPT
-    return from_values({**knobs, **own, **changes}).config
+    return from_values({**settings, **own, **changes}).config
 
 
 def validation_batches(info: DatasetInfo, config: RunConfig) -> list[Any]:

@@ -2,11 +2,11 @@
 
     python benchmarks/tool_speed.py                    what is not whole yet, for three minutes; call it again
     python benchmarks/tool_speed.py --only advise best
-    python benchmarks/tool_speed.py --again advise     measure it anew
+    python benchmarks/tool_speed.py --again advise     measure it again
 
 Exact plans are cold with an empty cache, and cached right after. A slider is one answer of `foretrain serve` over HTTP,
 from the change to the last byte, over all stops of all sliders. A run beside which other programs used a tenth of the
-cores is done again, once. Bytecode is there, as pip leaves it: without, each process would compile the package first,
+cores is repeated once. Bytecode is there, as pip leaves it: without, each process would compile the package first,
 which takes longer than most answers.
 """
 

@@ -41,11 +41,11 @@ def main() -> None:
     rows = []
     for compiled in (False, True):
         for case in [*CASES, *OURS]:
-            name, knobs, dtype = case
+            name, settings, dtype = case
             for step in ("foretrain",) if case in OURS else ("foretrain", "nanogpt"):
-                truth = compare(RunConfig(**knobs), dtype, step, compiled=compiled)
+                truth = compare(RunConfig(**settings), dtype, step, compiled=compiled)
                 row = {
-                    "config": name, "knobs": knobs, "dtype": dtype, "step": step, "mode": "compiled" if compiled else "eager",
+                    "config": name, "knobs": settings, "dtype": dtype, "step": step, "mode": "compiled" if compiled else "eager",
                     "traced_bytes": truth.traced_bytes, "real_bytes": truth.real_bytes,
                     "scratch_bytes": truth.real_with_scratch_bytes - truth.real_bytes,
                     "difference_bytes": truth.traced_bytes - truth.real_bytes, "error": truth.error,

@@ -145,8 +145,8 @@ def all_stage(job: Job, settings: list[Setting], shown: list[str], pick: int) ->
 
 def measure(name: str, case: dict[str, Any]) -> dict[str, Any]:
     """Run the next stage of one config: tune, or all settings."""
-    knobs, wanted = CASES[name]
-    job = prepare(from_values({**USUAL, **knobs}), tuple(wanted.split(",")))
+    overrides, wanted = CASES[name]
+    job = prepare(from_values({**USUAL, **overrides}), tuple(wanted.split(",")))
     settings = job.settings()
     base: dict[str, object] = dict(zip(TUNABLE, levels_of(job.base), strict=True))
     shown = [difference(s.named, s.config.gradient_accumulation_steps, base) for s in settings]

@@ -134,8 +134,8 @@ def examples(command: Any) -> list[str]:
 
 def _with_comment(line: str) -> str:
     """Turn the brackets behind an example into a comment of the shell."""
-    call, gap, said = line.partition("   (")
-    return f"{call}   # {said.removesuffix(')')}" if gap else line
+    call, gap, remark = line.partition("   (")
+    return f"{call}   # {remark.removesuffix(')')}" if gap else line
 
 
 def _ending(name: str) -> str:

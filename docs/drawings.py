@@ -170,12 +170,12 @@ def fits() -> str:
     for i, model in enumerate(models):
         plot.text(left - 8, top + high * (i + 0.5) + 4, model, "right")
     x, y = float(left), top + high * len(models) + 26
-    for _, fill, told in WAYS.values():
-        if x + text_width(told) + 20 > plot.width:
+    for _, fill, label in WAYS.values():
+        if x + text_width(label) + 20 > plot.width:
             x, y = float(left), y + 18
         plot.add("rect", x=x, y=y - 10, width=11, height=11, rx=2, fill=fill)
-        plot.text(x + 16, y, told, fill=DIM)
-        x += text_width(told) + 36
+        plot.text(x + 16, y, label, fill=DIM)
+        x += text_width(label) + 36
     return drawn([(plot, 0, 0)], plot.width, plot.height)
 
 
@@ -225,7 +225,9 @@ def recipes() -> str:
                 inside = [(x, y) for x, y in points if y <= most]
                 plot.path(inside, stroke=RECIPES[run["run"]][0], stroke_width=1.8)
         plots.append((plot, 450 * place, 0))
-    keys = [(told, node("g", node("path", d="M0 6H14", stroke=ink, stroke_width=2))) for ink, told in RECIPES.values()]
+    keys = [
+        (label, node("g", node("path", d="M0 6H14", stroke=ink, stroke_width=2))) for ink, label in RECIPES.values()
+    ]
     return drawn([*plots, (legend(keys, 880), 0, 304)], 880, 330)
 
 

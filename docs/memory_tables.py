@@ -107,8 +107,8 @@ def hopper() -> str:
             )
             kinds[f"pretraining, {kind}: {name}"] = tuple(pair)
     for what in ("allocated", "reserved"):
-        for who, told in (("estimate", "estimated"), ("trace", "traced")):
-            kinds[f"fine-tuning: {what}, {told}"] = tuning_errors(f"{what}_bytes", who)
+        for who, label in (("estimate", "estimated"), ("trace", "traced")):
+            kinds[f"fine-tuning: {what}, {label}"] = tuning_errors(f"{what}_bytes", who)
 
     def cells(errors: list[float]) -> str:
         near = sum(abs(error) <= 0.03 for error in errors)
@@ -173,11 +173,11 @@ def measured() -> str:
     shown = []
     for kind, name in FIGURES.items():
         rows = [row for row in found if row["kind"] == kind]
-        for told, some in (
+        for label, some in (
             (name, rows),
             ("… without fused kernels", [row for row in rows if row["kernels"] == "none"]),
         ):
-            cells = [told, str(len(some))]
+            cells = [label, str(len(some))]
             for column in ("planned", "as_run"):
                 errors = [abs(off(row, column)) for row in some]
                 within = sum(error <= MISSES[kind] for error in errors)

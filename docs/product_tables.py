@@ -134,10 +134,10 @@ def circulating() -> str:
         rows.append(
             f"**{name}'s step, current config** | {format_bytes(most)} |  | {VERDICTS[base.verdict_of(step)]} |  | {same}"
         )
-        for said, changes, learning in advice:
+        for change, changes, learning in advice:
             made, needs, took = planned(step, **changes)
             rows.append(
-                f"{said} | {format_bytes(needs)} | {format_bytes(most - needs)} | {VERDICTS[made.verdict_of(step)]} | "
+                f"{change} | {format_bytes(needs)} | {format_bytes(most - needs)} | {VERDICTS[made.verdict_of(step)]} | "
                 f"{(took / longest - 1) * 100:+.1f}% | {learning}"
             )
     return table("advice | needs about > | saves > | verdict | time of the run > | changes in the result", rows)

@@ -126,11 +126,11 @@ def real() -> str:
 @part("hopper-forecasts")
 def forecasts() -> str:
     """Return the errors of forecasts, for all timed steps on the card."""
-    said = result("gpu_h100_forecasts")["summary"]
+    summary = result("gpu_h100_forecasts")["summary"]
     return (
         "On an H100, forecasts from the data sheet had a median error of {catalogue.median_error:.0%}, and {catalogue.within_range} steps were in the "
         "stated range; calibrated ones {calibrated.median_error:.0%}, and {calibrated.within_range}."
-    ).format_map({key: SimpleNamespace(**value) for key, value in said.items()})
+    ).format_map({key: SimpleNamespace(**value) for key, value in summary.items()})
 
 
 Models = list[dict[str, Any]]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.accuracy import results
-from benchmarks.accuracy.predict import said_of
+from benchmarks.accuracy.predict import prediction_of
 from benchmarks.accuracy.table import read
 from benchmarks.common import RESULTS, commit, versions
 
@@ -67,16 +67,16 @@ def main() -> int:
     for number, case in enumerate(todo, 1):
         started = time.monotonic()
         with contextlib.redirect_stdout(sys.stderr):
-            found = said_of(case, asked.checkouts)
+            found = prediction_of(case, asked.checkouts)
         if "said" in found:
             kept[case.id] = {
                 "fingerprint": prints[case.id], **own, "commit": commit(), "date": date.today().isoformat(), **found,
             }  # fmt: skip
             row = next(row for row in keep()["cases"] if row["id"] == case.id)
-            told = "; ".join(map(line_of, row["figures"]))
+            summary = "; ".join(map(line_of, row["figures"]))
         else:
-            told = states[case.id] = found["why"]
-        say(f"[{number}/{len(todo)}] {case.id}: {told}, {time.monotonic() - started:.0f} s")
+            summary = states[case.id] = found["why"]
+        say(f"[{number}/{len(todo)}] {case.id}: {summary}, {time.monotonic() - started:.0f} s")
     print(json.dumps(keep()["summary"], indent=1))
     print(f"wrote {asked.out}")
     return 0

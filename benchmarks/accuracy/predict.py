@@ -25,20 +25,20 @@ def traced(case: table.Case, folders: list[Path]) -> dict[str, Any]:
         readings.update(program.run(on, settings, folders))
 
     found = foretrain.trace(code, gpu=case.gpu, compile=compiled, pads=pads, in_process=True)
-    said: dict[str, Any] = {name: value for name, value in readings.items() if value is not None}
-    said |= by_phase(found.trace)
+    predicted: dict[str, Any] = {name: value for name, value in readings.items() if value is not None}
+    predicted |= by_phase(found.trace)
     for figure in case.figures:
         if figure.kind == "out of memory":
             limit = float(figure.reads.removeprefix("fits ")) * 2**30
-            said[figure.reads] = found.fits(int(limit))
-    said["notes"] = list(found.notes)
-    said["events"] = len(found.trace.events)
-    return without_places(said, folders)
+            predicted[figure.reads] = found.fits(int(limit))
+    predicted["notes"] = list(found.notes)
+    predicted["events"] = len(found.trace.events)
+    return without_places(predicted, folders)
 
 
-def without_places(said: dict[str, Any], folders: list[Path]) -> dict[str, Any]:
+def without_places(predicted: dict[str, Any], folders: list[Path]) -> dict[str, Any]:
     """Name files from their checkout on: its place is not part of the result."""
-    text = json.dumps(said)
+    text = json.dumps(predicted)
     for folder in folders:
         text = text.replace(f"{folder.parent}/", "")
     return json.loads(text)
@@ -67,13 +67,13 @@ def by_phase(record: Any) -> dict[str, int]:
             rest.setdefault(phase, allocator.allocated_bytes)
 
     played = replay(record, physical=True, watch=watch)
-    said = {"allocated": played.peak_allocated_bytes, "reserved": played.peak_reserved_bytes}
+    predicted = {"allocated": played.peak_allocated_bytes, "reserved": played.peak_reserved_bytes}
     for phase in played.phases:
-        said[f"allocated/{phase.phase}"] = phase.allocated_bytes
-        said[f"requested/{phase.phase}"] = requested[phase.phase]
+        predicted[f"allocated/{phase.phase}"] = phase.allocated_bytes
+        predicted[f"requested/{phase.phase}"] = requested[phase.phase]
         if phase.phase in rest:
-            said[f"at rest/{phase.phase}"] = rest[phase.phase]
-    return said
+            predicted[f"at rest/{phase.phase}"] = rest[phase.phase]
+    return predicted
 
 
 def planned(case: table.Case) -> dict[str, Any]:
@@ -91,24 +91,26 @@ def planned(case: table.Case) -> dict[str, Any]:
     config = resolve([f"--{name}={value}" for name, value in settings.items()]).config
     gpu = find(case.gpu)
     time = step_time(StepSpec.of(config, gpu, trainer, dtype=dtype, compiled=compiled))
-    said: dict[str, Any] = {"tokens": config.tokens_per_step}
+    predicted: dict[str, Any] = {"tokens": config.tokens_per_step}
     if time is not None:
-        said["step"] = {"low": time.low_s, "expected": time.expected_s, "high": time.high_s}
-        said["speed"] = {
+        predicted["step"] = {"low": time.low_s, "expected": time.expected_s, "high": time.high_s}
+        predicted["speed"] = {
             "low": config.tokens_per_step / time.high_s,
             "expected": config.tokens_per_step / time.expected_s,
             "high": config.tokens_per_step / time.low_s,
         }
     if any(figure.kind == "out of memory" for figure in case.figures):
         memory = predict(StepSpec.of(config, gpu, trainer, dtype=dtype, compiled=compiled))
-        said["allocated"] = memory.worst.allocated_bytes
+        predicted["allocated"] = memory.worst.allocated_bytes
         for figure in case.figures:
             if figure.kind == "out of memory":
-                said[figure.reads] = memory.worst.allocated_bytes <= float(figure.reads.removeprefix("fits ")) * 2**30
-    return said
+                predicted[figure.reads] = (
+                    memory.worst.allocated_bytes <= float(figure.reads.removeprefix("fits ")) * 2**30
+                )
+    return predicted
 
 
-def said_of(case: table.Case, folder: Path | None) -> dict[str, Any]:
+def prediction_of(case: table.Case, folder: Path | None) -> dict[str, Any]:
     from foretrain.predict.trace.forked import CAN_FORK, in_child
 
     try:

@@ -97,15 +97,15 @@ def traced(case: table.Case, folders: list[Path]) -> list[Life]:
 
 def in_order(a: list[int], b: list[int]) -> list[tuple[int, int]]:
     """Return pairs of places of a longest common subsequence. Raises BadRecording where too much differs."""
-    furthest, walks = {1: 0}, list[dict[int, int]]()
+    farthest, walks = {1: 0}, list[dict[int, int]]()
     for differences in range(MOST_DIFFERENCES):
-        walks.append(dict(furthest))
+        walks.append(dict(farthest))
         for k in range(-differences, differences + 1, 2):
-            down = k == -differences or (k != differences and furthest[k - 1] < furthest[k + 1])
-            x = furthest[k + 1] if down else furthest[k - 1] + 1
+            down = k == -differences or (k != differences and farthest[k - 1] < farthest[k + 1])
+            x = farthest[k + 1] if down else farthest[k - 1] + 1
             while x < len(a) and x - k < len(b) and a[x] == b[x - k]:
                 x += 1
-            furthest[k] = x
+            farthest[k] = x
             if x >= len(a) and x - k >= len(b):
                 return _pairs(walks, len(a), len(b))
     raise BadRecording(f"more than {MOST_DIFFERENCES} allocations differ")
@@ -115,9 +115,9 @@ def _pairs(walks: list[dict[int, int]], x: int, y: int) -> list[tuple[int, int]]
     """Go back from the end: every step along a diagonal is a pair."""
     pairs = []
     for differences in range(len(walks) - 1, -1, -1):
-        furthest, k = walks[differences], x - y
-        down = k == -differences or (k != differences and furthest.get(k - 1, -1) < furthest.get(k + 1, -1))
-        before = furthest[k + 1 if down else k - 1]
+        farthest, k = walks[differences], x - y
+        down = k == -differences or (k != differences and farthest.get(k - 1, -1) < farthest.get(k + 1, -1))
+        before = farthest[k + 1 if down else k - 1]
         before_y = before - (k + 1 if down else k - 1)
         while x > max(before, 0) and y > max(before_y, 0):
             x, y = x - 1, y - 1

@@ -49,13 +49,13 @@ def group_of(case: Case) -> str:
     return "programs, compiled" if case.settings.get("traced_compiled") else "programs, eager"
 
 
-def figure_row(figure: Figure, said: dict[str, Any] | None) -> dict[str, Any]:
+def figure_row(figure: Figure, predicted: dict[str, Any] | None) -> dict[str, Any]:
     """Return the figure with its prediction; a positive error is too much, or too slow."""
     row: dict[str, Any] = {
         "id": figure.id, "kind": figure.kind, "measured": figure.value, "published": f"{figure.measured:,} {figure.unit}",
         "quote": figure.quote, "named": figure.named,
     }  # fmt: skip
-    answer = None if said is None else said.get(figure.reads)
+    answer = None if predicted is None else predicted.get(figure.reads)
     if answer is None:
         return row
     if KINDS[figure.kind] == "fits":
@@ -72,12 +72,12 @@ def figure_row(figure: Figure, said: dict[str, Any] | None) -> dict[str, Any]:
 
 def case_row(case: Case, kept: dict[str, Any] | None, state: str) -> dict[str, Any]:
     """Return the case with its figures. `state`: why it has none."""
-    said = kept["said"] if kept else None
+    predicted = kept["said"] if kept else None
     row: dict[str, Any] = {
         "id": case.id, "group": group_of(case), "what": case.what, "gpu": case.gpu, "measured_on": case.measured_on,
         "measured_torch": case.torch, "grade": case.grade, "source": case.source, "assumed": case.assumed,
         "state": "predicted" if kept else state,
-        "figures": [figure_row(figure, said) for figure in case.figures],
+        "figures": [figure_row(figure, predicted) for figure in case.figures],
     }  # fmt: skip
     if kept:
         row["with"] = {key: kept[key] for key in TEXTS if key != "fingerprint"}

@@ -92,8 +92,8 @@ def run_all(jobs: dict[str, Callable[[], dict[str, Any]]], at_once: int, deadlin
                 if ended:
                     del running[pid]
                     text = out.read_text() if out.exists() else ""
-                    told = f"the process ended with {os.waitstatus_to_exitcode(status)}"
-                    found[name] = json.loads(text) if text else {"error": told}
+                    why = f"the process ended with {os.waitstatus_to_exitcode(status)}"
+                    found[name] = json.loads(text) if text else {"error": why}
                     print(f"{time.monotonic() - began:5.0f} s  {name}: {found[name].get('error', 'done')}", flush=True)
             time.sleep(0.05)
     return found

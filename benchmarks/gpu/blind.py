@@ -29,9 +29,9 @@ def time_row(row: dict[str, Any]) -> dict[str, Any]:
     """Return a step's errors, and whether it was in the range."""
     found: dict[str, Any] = {"name": row["name"], "compiled": row["compiled"]}
     for kind in ("catalogue", "calibrated"):
-        told = row[kind]
+        forecast = row[kind]
         found[f"{kind}_error"] = row[f"{kind}_error"]
-        found[f"{kind}_within"] = told["low_s"] <= row["measured"]["step_s"] <= told["high_s"]
+        found[f"{kind}_within"] = forecast["low_s"] <= row["measured"]["step_s"] <= forecast["high_s"]
     return found | {"energy_error": row["energy_error"]}
 
 

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 class Case(NamedTuple):
     name: str
-    knobs: dict[str, Any]
+    settings: dict[str, Any]
     dtype: str
     step: str
     compiled: bool
@@ -57,8 +57,8 @@ CASES = [
     Case("124M vocab 50257", {**GPT2, "vocab_size": 50257}, "bfloat16", "nanogpt", True),
     Case("124M own evaluation", {**GPT2, "eval_batch_size": 24}, "bfloat16", "foretrain", False),
     *(
-        Case(name, knobs, "bfloat16", "foretrain", compiled)
-        for name, knobs in (
+        Case(name, settings, "bfloat16", "foretrain", compiled)
+        for name, settings in (
             ("124M master weights", LOW),
             ("124M norms and GELU again", {**LOW, "recompute_norm_gelu": True}),
             ("124M half checkpointed", {**LOW, "activation_checkpointing": True, "checkpointed_blocks": 6}),

@@ -45,8 +45,8 @@ def trace_as_measured(data: dict[str, Any], row: dict[str, Any]) -> None:
     that at import, which saw no card (at_once.py).
     """
     older = tuple(int(part) for part in data["versions"]["torch"].split(".")[:2]) < (2, 13)
-    told = row.get("benchmarker") or data.get("benchmarker") or ("TritonBenchmarker" if older else "")
-    if told == "TritonBenchmarker":
+    benchmarker = row.get("benchmarker") or data.get("benchmarker") or ("TritonBenchmarker" if older else "")
+    if benchmarker == "TritonBenchmarker":
         os.environ["TORCHINDUCTOR_USE_EXPERIMENTAL_BENCHMARKER"] = "0"
     else:
         os.environ.pop("TORCHINDUCTOR_USE_EXPERIMENTAL_BENCHMARKER", None)
@@ -72,11 +72,11 @@ def differences(trace: Trace, history: dict[str, Any]) -> list[dict[str, Any]]:
 def compare(row: dict[str, Any], gpu: Any) -> dict[str, Any]:
     """Return one case's errors by phase, the worst of them, and the verdicts."""
     config = launched(row["knobs"])
-    ledger = predict(StepSpec.of(config, gpu, row["step"], dtype=row["dtype"], compiled=row["compiled"]))
+    estimate = predict(StepSpec.of(config, gpu, row["step"], dtype=row["dtype"], compiled=row["compiled"]))
     traces = service.traces(
         requests_for(StepSpec.of(config, gpu, row["step"], dtype=row["dtype"], compiled=row["compiled"]))
     )
-    found = exact(traces, ledger, available_bytes=None)
+    found = exact(traces, estimate, available_bytes=None)
     measured = row["memory"]
     phases = {p.phase: p for p in found.memory.phases if p.phase in measured["phases"]}
     allocated = max(p["allocated_bytes"] for p in measured["phases"].values())
@@ -85,13 +85,13 @@ def compare(row: dict[str, Any], gpu: Any) -> dict[str, Any]:
     process = measured["process_bytes"]
     shown = max(traces, key=lambda trace: replay(trace).peak_reserved_bytes)
     rising = [peak for peak in replay(shown, addresses=Rising()).phases if peak.phase in measured["phases"]]
-    roomy = exact(traces, ledger, available_bytes=round(process * 1.1))
+    roomy = exact(traces, estimate, available_bytes=round(process * 1.1))
     return {
         "allocated_error": ours.allocated_bytes / allocated - 1,
         "reserved_error": max(p.reserved_bytes or 0 for p in phases.values()) / reserved - 1,
         "allocated_error_rising": max(peak.allocated_bytes for peak in rising) / allocated - 1,
         "reserved_error_rising": max(peak.reserved_bytes for peak in rising) / reserved - 1,
-        "ledger_error": ledger.worst.allocated_bytes / allocated - 1,
+        "ledger_error": estimate.worst.allocated_bytes / allocated - 1,
         "process_error": max(p.needed_expected_bytes for p in phases.values()) / process - 1,
         "measured": {"allocated_bytes": allocated, "reserved_bytes": reserved, "process_bytes": process},
         "phases": {

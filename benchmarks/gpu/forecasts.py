@@ -42,11 +42,11 @@ def measured() -> Iterator[dict[str, Any]]:
                 "compiled": row["compiled"], "dtype": row["dtype"], "measured_s": row["step_s"],
             }  # fmt: skip
     for run in json.loads((RESULTS / "gpu_h100_real.json").read_text("utf-8"))["runs"]:
-        for side, knobs in run["ways"].items():
+        for side, settings in run["ways"].items():
             ended = [row for row in run.get(side, []) if "step_s" in row]
             if ended:
                 yield {
-                    "title": f"{run['run']}: {side}, whole run", "knobs": {**run["options"], **knobs}, "compiled": True,
+                    "title": f"{run['run']}: {side}, whole run", "knobs": {**run["options"], **settings}, "compiled": True,
                     "step": whose(side), "dtype": "bfloat16",
                     "measured_s": median(row["step_s"] for row in ended),
                 }  # fmt: skip

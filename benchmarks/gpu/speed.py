@@ -46,7 +46,7 @@ XL = {"n_layer": 24, "n_head": 16, "n_embd": 1024, "batch_size": 4, "gradient_ac
 NARROW = {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64, "vocab_size": 65, "batch_size": 12}
 MODELS = {"124M": GPT2, "4 × 128": NARROW, "A": A, "350M": XL, "characters": CHARACTERS, "C": C, "B1": B1}
 CASES = [
-    *(Case(name, knobs, "bfloat16", "foretrain", compiled) for name, knobs in MODELS.items() for compiled in (True, False)),
+    *(Case(name, settings, "bfloat16", "foretrain", compiled) for name, settings in MODELS.items() for compiled in (True, False)),
     *(Case(name, MODELS[name], "float16", "foretrain", False) for name in ("A", "B1", "124M")),
     *(Case(f"124M, batch {b}", {**GPT2, "batch_size": b}, "bfloat16", "foretrain", False) for b in (2, 16)),
     Case("124M, vocabulary 50257", {**GPT2, "vocab_size": 50257}, "bfloat16", "foretrain", False),
@@ -79,7 +79,7 @@ def joules(device: torch.device) -> float | None:
 
 
 def forecast(case: Case, gpu: Any) -> dict[str, Any]:
-    spec = StepSpec.of(launched(case.knobs), gpu, dtype=case.dtype, compiled=case.compiled)  # type: ignore[arg-type]
+    spec = StepSpec.of(launched(case.settings), gpu, dtype=case.dtype, compiled=case.compiled)  # type: ignore[arg-type]
     found, evaluation = step_time(spec), evaluation_time(spec)
     assert found
     run = whole_run(spec, "estimated", found, evaluation, compile_time(case.compiled))
@@ -90,7 +90,7 @@ def forecast(case: Case, gpu: Any) -> dict[str, Any]:
 def measure(case: Case, placement: Placement) -> dict[str, Any]:
     """Return median seconds, and joules per step, without the two that warm up."""
     torch._dynamo.reset()
-    config, device = launched(case.knobs), placement.device
+    config, device = launched(case.settings), placement.device
     try:
         step = Stepper(config, placement, case.dtype, compiled=case.compiled)
         before_j, started = joules(device), time.perf_counter()
@@ -108,7 +108,7 @@ def measure(case: Case, placement: Placement) -> dict[str, Any]:
 def compile_alone(case: Case, device: str) -> dict[str, Any]:
     """Take the first steps in a fork, to fill the compiler's cache."""
     began = time.perf_counter()
-    Stepper(launched(case.knobs), place(RunConfig(device=device)), case.dtype, compiled=True)
+    Stepper(launched(case.settings), place(RunConfig(device=device)), case.dtype, compiled=True)
     return {"first_steps_s": time.perf_counter() - began}
 
 
@@ -160,17 +160,17 @@ def main() -> None:
         if time.monotonic() < end:
             found = measure(case, placement)
         row["measured"] = found
-        told = found.get("error", "")
-        if not told:
+        line = found.get("error", "")
+        if not line:
             for source in gpus:
                 row[f"{source}_error"] = row[source]["expected_s"] / found["step_s"] - 1
             if found["power_w"] and row["catalogue"]["step_j"]:
                 row["energy_error"] = row[list(gpus)[-1]]["step_j"] / (found["power_w"] * found["step_s"]) - 1
-            told = f"{found['step_s'] * 1e3:,.1f} ms, " + ", ".join(
+            line = f"{found['step_s'] * 1e3:,.1f} ms, " + ", ".join(
                 f"{key} {row[key]:+.1%}" for key in ERRORS if key in row
             )
         print(
-            f"{case.name} {case.dtype} {'compiled' if case.compiled else 'eager'}: {told}", file=sys.stderr, flush=True
+            f"{case.name} {case.dtype} {'compiled' if case.compiled else 'eager'}: {line}", file=sys.stderr, flush=True
         )
     summary = {}
     for key in ERRORS:

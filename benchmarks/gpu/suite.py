@@ -33,7 +33,7 @@ def measure_memory(case: Case, device: str) -> dict[str, Any]:
     from foretrain.measure.verify_step import Watch, prevent_overflow, run
     from foretrain.predict.trace.drive import Job
 
-    one = Run(name=case.name, options=case.knobs, dtype=case.dtype, step=case.step, compiled=case.compiled)  # type: ignore[arg-type]
+    one = Run(name=case.name, options=case.settings, dtype=case.dtype, step=case.step, compiled=case.compiled)  # type: ignore[arg-type]
     where = torch.device(device)
     watch = Watch(where)
     if device == "cpu":

@@ -44,7 +44,7 @@ class Way(NamedTuple):
 
     model: str
     name: str
-    knobs: dict[str, Any]
+    settings: dict[str, Any]
     step: str = "foretrain"
     compiled: bool = True
     dtype: str = "bfloat16"
@@ -58,7 +58,7 @@ class Way(NamedTuple):
 def of(model: str, base: dict[str, Any], ways: dict[str, dict[str, Any]], **more: Any) -> list[Way]:
     """Return nanoGPT's compiled step and these variants of ours."""
     rival = Way(model, "nanoGPT", base, "nanogpt", **more)
-    return [rival, *(Way(model, name, {**base, **knobs}, **more) for name, knobs in ways.items())]
+    return [rival, *(Way(model, name, {**base, **settings}, **more) for name, settings in ways.items())]
 
 
 WAYS = [
@@ -147,7 +147,7 @@ class Trainer:
         from foretrain.model.graphed import GraphedStep
 
         config = RunConfig.model_validate(
-            {**way.knobs, "device": device, "dataset": str(folder), "compile": way.compiled}
+            {**way.settings, "device": device, "dataset": str(folder), "compile": way.compiled}
         )
         made: Any = NanoGptTraining if way.step == "nanogpt" else Foretrain
         self.on_card = device == "cuda"
@@ -213,7 +213,7 @@ class Trainer:
         }  # fmt: skip
 
 
-def work(way: Way, device: str, folder: Path, told: Connection) -> None:
+def work(way: Way, device: str, folder: Path, connection: Connection) -> None:
     """Build and compile in a process, then train a block on request."""
     try:
         began = time.perf_counter()
@@ -227,14 +227,14 @@ def work(way: Way, device: str, folder: Path, told: Connection) -> None:
                     raise
             trainer.forget()  # others that start have the card's memory for a moment
             time.sleep(WAIT_S)
-        told.send({"first_steps_s": time.perf_counter() - began, "tokens": trainer.config.tokens_per_step})
+        connection.send({"first_steps_s": time.perf_counter() - began, "tokens": trainer.config.tokens_per_step})
         while True:
-            what, count = told.recv()
-            told.send(getattr(trainer, what)(count))
+            what, count = connection.recv()
+            connection.send(getattr(trainer, what)(count))
     except EOFError:
         pass
     except Exception as error:  # one failing way must not cost the others their time on the card
-        told.send(error_of(error))
+        connection.send(error_of(error))
     os._exit(0)
 
 

@@ -136,8 +136,8 @@ def price(search: Search, tried: Try) -> float:
 
 
 def best_first(search: Search, tried: Try) -> tuple[bool, float, int]:
-    """The least price first; of equal ones, what users can afford first. What has to be bought comes last, unless the
-    goal is cost and what it costs was said."""
+    """Lowest price first; of equal ones, what users can afford first. What has to be bought comes last, unless the
+    goal is cost and its price is given."""
     bought = tried.buys(search.state) and search.goal != "cost"
     return bought, round(search.price(tried), 3), ORDER[tried.rules[-1]]
 

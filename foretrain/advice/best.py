@@ -18,7 +18,7 @@ from foretrain.predict.plan import Plan, Reading, Timing, no_time, timing
 from foretrain.predict.pretraining import adjusted, spent_by_steps, with_steps
 from foretrain.predict.ranks import ClusterPlan, RankPlan, of_one_rank, rank_timing, sharing_of
 from foretrain.predict.scaling import BESIROGLU, FITS, MOST_EPOCHS, effective_tokens, good_tokens_per_step
-from foretrain.predict.spec import TOLD_APART, StepName, StepSpec
+from foretrain.predict.spec import DISTINCT_MICRO_BATCHES, StepName, StepSpec
 from foretrain.predict.within import check_currency, most_steps
 
 HEAD_DIM = 64
@@ -144,7 +144,7 @@ class _Search:
         """What the worst phase is expected to need, or None where one does not fit safely."""
         room, card = self.room, self.gpu.memory_bytes
         sizes = config.n_layer, config.n_head, config.n_embd, config.batch_size
-        alike = config.activation_checkpointing, min(TOLD_APART, config.gradient_accumulation_steps)
+        alike = config.activation_checkpointing, min(DISTINCT_MICRO_BATCHES, config.gradient_accumulation_steps)
         beyond = self.beyond.setdefault(alike, [])
         larger = (all(a >= b for a, b in zip(sizes, each, strict=True)) for each in beyond)
         if not config.auto_chunker and any(larger):  # which makes less of much
@@ -171,7 +171,7 @@ class _Search:
         return any(all(shape[name] >= size for name, size in each.items()) for each in self.too_large)
 
     def fitting(self, shape: dict[str, int]) -> tuple[RunConfig, int] | None:
-        """The quickest settings of a shape that fit the memory, and what they need."""
+        """The fastest settings of a shape that fit the memory, and what they need."""
         if self.is_too_large(shape):
             return None
         batches = [batch for batch in MICRO_BATCHES if batch <= self.sequences]

@@ -77,7 +77,7 @@ def choose(
 
 
 def _quick(config: RunConfig, gpu: Gpu, dtype: Dtype, batches: list[int]) -> int | None:
-    """The smallest of these whose step is nearly as quick as the quickest; None where speeds are not known."""
+    """The smallest of these whose step is nearly as fast as the fastest; None where speeds are not known."""
     times = {}
     for batch in batches:
         found = step_time(StepSpec.of(with_micro_batch(config, batch), gpu, dtype=dtype))

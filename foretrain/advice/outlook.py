@@ -150,7 +150,7 @@ class CardOption(Record):
 
 
 def card_options(plan: Plan, step: StepName) -> tuple[CardOption, ...]:
-    """Every card whose speed is known, the quickest first, with the memory that other programs use here."""
+    """Every card whose speed is known, the fastest first, with the memory that other programs use here."""
     found = []
     for gpu in [plan.gpu, *(gpu for gpu in catalogue().values() if gpu.name != plan.gpu.name)]:
         option = _option(plan, gpu, step)

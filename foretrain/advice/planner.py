@@ -12,7 +12,7 @@ from foretrain.base.errors import UserError
 from foretrain.config.checks import check
 from foretrain.config.inference import Inference
 from foretrain.config.sharing import HELD, STRATEGIES, Sharing, config_of_rank, sharing_problem
-from foretrain.predict.memory import Ledger, RunMemory, Verdict, estimated
+from foretrain.predict.memory import MemoryEstimate, RunMemory, Verdict, estimated
 from foretrain.predict.plan import Timing, available, timing
 from foretrain.predict.ranks import ALIKE, LEAST_GAIN, RankPlan, choose, rank_plan, rank_timing
 from foretrain.predict.spec import StepSpec
@@ -29,14 +29,14 @@ class Outcome:
     where they are known before the memory is."""
 
     state: Any
-    found: Callable[[], Ledger | RunMemory] | RunMemory  # made, and judged, when it is first asked for
+    found: Callable[[], MemoryEstimate | RunMemory] | RunMemory  # made, and judged, when it is first asked for
     available_bytes: int | None
     timed: Callable[[], Timing | None]
     rank: RankPlan | None = None
     tensors: Mapping[str, int] = field(default_factory=dict[str, int])
 
     @cached_property
-    def _made(self) -> Ledger | RunMemory:
+    def _made(self) -> MemoryEstimate | RunMemory:
         return self.found if isinstance(self.found, RunMemory) else self.found()
 
     @cached_property
@@ -113,7 +113,7 @@ def outcome_of(state: State, count: Count, alone: Timing | None = None) -> Outco
         rank = _rank(spec, state, room, count, alone)
         return Outcome(state, rank.memory, room, lambda: rank.timing, rank) if rank else None
 
-    def ledger() -> Ledger:
+    def ledger() -> MemoryEstimate:
         made = estimated(spec)
         count(made.key)
         return made

@@ -20,7 +20,7 @@ SCHEMA = "foretrain.advice/1"
 
 
 class Setting(Record):
-    """One option with its value before and after. `ours`: nanoGPT has no such knob."""
+    """One option with its value before and after. `ours`: nanoGPT has no such option."""
 
     option: str
     before: Any
@@ -204,7 +204,7 @@ class Advice(Record):
 
 
 class Idle(Record):
-    """A rule that buys nothing here, with the reason's id and its values."""
+    """A rule that does not help here, with the reason's id and its values."""
 
     rule: str
     reason: str
@@ -212,8 +212,8 @@ class Idle(Record):
 
 
 class Advices(Record):
-    """All advice for one run, the best first. `partial`: what saves memory, but not enough alone; `useless`: buys
-    nothing.
+    """All advice for one run, the best first. `partial`: what saves memory, but not enough alone; `useless`: does
+    not help.
 
     `planned`: estimates that it took. Of several cards `way`: how they share a step; `counts`: on 1, 2, 4, 8 of them.
     """

@@ -23,7 +23,7 @@ from foretrain.base.records import Note, Record
 from foretrain.predict.abstract.autograd import Parameter
 from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.estimate.simulated_run import symbols_of
-from foretrain.predict.finetune.memory import FineTuneLedger, estimated, formula_of
+from foretrain.predict.finetune.memory import FineTuneEstimate, estimated, formula_of
 from foretrain.predict.finetune.memory import symbols_of as finetune_symbols
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.forecast import AnyPlan
@@ -144,7 +144,7 @@ def _of_fine_tuning(plan: FineTunePlan, trace: Trace | None, settings: Settings 
     return tuple(phases)
 
 
-def _largest(estimate: FineTuneLedger, phase: str, symbols: dict[str, int]) -> list[TensorGroup]:
+def _largest(estimate: FineTuneEstimate, phase: str, symbols: dict[str, int]) -> list[TensorGroup]:
     found = [
         TensorGroup(
             component=kind.component,
@@ -169,7 +169,7 @@ def _letters(formula: str) -> str:
     return re.sub(r"^[\d.]+·|/2$", "", formula)
 
 
-def _where(estimate: FineTuneLedger, component: str, formula: str) -> str:
+def _where(estimate: FineTuneEstimate, component: str, formula: str) -> str:
     if component not in ("weights", "adapters", *TRAINED):
         return ""
     sizes = {name: weight.shape for name, weight in estimate.weights.items() if _has(component, name, weight)}

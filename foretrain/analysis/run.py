@@ -278,7 +278,7 @@ def _step(plan: Plan, pace: RunPace | None, machine: MachineLoad | None) -> Row 
 
 
 def failures_of(record: RunRecord, events: Lines) -> tuple[OutOfMemory, ...]:
-    """Return every out-of-memory error; the last one ended the run where the record says so."""
+    """Return every out-of-memory error; the last one ended the run where it is recorded so."""
     found = []
     for event in events:
         values = event.get("values")

@@ -329,7 +329,7 @@ def _run_tasks(
         if not tasks.own:
             asked.listen("task_data", {})
             stack.enter_context(harness.offline_without_network())
-        # All data before the model: what a task lacks is told at once.
+        # All data before the model: what a task lacks is reported at once.
         loaded = {name: _task_data(asked, tasks, name) for name in asked.tasks}
         model, through = _task_model(asked, run, subject, device)
         for name, data in loaded.items():

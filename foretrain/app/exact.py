@@ -119,7 +119,7 @@ def explained(
 
 
 def check_readings(observed_bytes: int | None, process_bytes: int | None, gpus: Sequence[Gpu]) -> None:
-    """Raise UserError where what nvidia-smi is said to show cannot be true together, on these cards."""
+    """Raise UserError where the given figures of nvidia-smi contradict each other, on these cards."""
     for option, size in (("--observed", observed_bytes), ("--process", process_bytes)):
         if size == 0:
             raise UserError("usage.reading_zero", option=option)
@@ -181,7 +181,7 @@ def check_snapshot(path: Path, configs: Iterable[Path]) -> None:
 
 
 def _why_not_written(path: Path, configs: Iterable[Path]) -> str:
-    """Return why no snapshot can be written to this path, else ''; only a snapshot of before is written over."""
+    """Return why no snapshot can be written to this path, else ''; only an earlier snapshot is overwritten."""
     if str(path) == "-":
         return "a snapshot goes into a file"
     if path.is_dir():

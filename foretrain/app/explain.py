@@ -47,7 +47,7 @@ from foretrain.runs.record import LOG, TrainedRun, WatchedRun, folder_of, source
 from foretrain.runs.trackers.tracker import Tracked
 from foretrain.runs.training_log import TrainingLog, read_log, read_stream
 
-TAIL_BYTES = 1 << 18  # of a log; where memory ran out it says so at its end
+TAIL_BYTES = 1 << 18  # of a log; where memory ran out, its end shows it
 _CARD = 0.88, 1.02  # what CUDA gives of the memory that a card is sold with, at least and at most
 # What people change besides their config, the least first.
 _VARIANTS: tuple[dict[str, Any], ...] = (

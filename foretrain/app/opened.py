@@ -31,7 +31,7 @@ REPLACEMENT = "\ufffd"
 
 
 class TextStream:
-    """Ids in, text out. Tokens of before are decoded again with each new one, as a decoder may join them."""
+    """Ids in, text out. Earlier tokens are decoded again with each new one, as a decoder may join them."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._decode = tokenizer.decode
@@ -60,7 +60,7 @@ class TextStream:
 
 
 class RunWriter:
-    """A model that goes on with a text. `dropped`: tokens that left its context."""
+    """A model that continues a text. `dropped`: tokens that left its context."""
 
     def __init__(self, words: Tokenizer, writer: Writer) -> None:
         self._words, self._writer = words, writer

@@ -30,10 +30,10 @@ def train(
     """The record of a training run: `foretrain.train("baby", device="cpu", max_iters=200).val_loss`.
 
     The run is in `out_dir`: config, forecast (made before the first step), metrics, checkpoints. `config`, `options`:
-    as in `plan`; times in the record are in seconds, memory is in bytes, losses are in nats a token. `resume`: go on
-    with the newest unfinished run in out_dir. `trial`: with batch_size = "auto", try what was chosen in a process of
-    its own first. Started by torchrun or Slurm it is one rank of several: the first one listens and writes. `listen`
-    hears each step (StepMetrics), evaluation (EvaluationMetrics) and notes with an id, as soon as they are there.
+    as in `plan`; times in the record are in seconds, memory in bytes, losses in nats per token. `resume`:
+    continue the newest unfinished run in out_dir. `trial`: with batch_size = "auto", first try what was chosen in a
+    process of its own. Started by torchrun or Slurm it is one rank of several: the first one listens and writes.
+    `listen` hears each step (StepMetrics), evaluation (EvaluationMetrics) and notes with an id, as soon as they are there.
     Ctrl-C saves a checkpoint and returns a record with status "interrupted".
     Raises UserError, with the exit code of `foretrain train`: bad config 2, no torch 4, out of memory 5, diverged 6,
     data missing or damaged 7, disk full 8.
@@ -50,7 +50,7 @@ def train_resolved(
     place = place_of(os.environ)
     if place.world > 1:
         check_ranks(resolved.config, place.world, place.local_world)  # before torch is imported
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # what the store and gloo warn of is told in a sentence
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # a sentence reports what the store and gloo warn of
     set_allocator(resolved.config.allocator_settings)
     since = Clock().read()  # what the machine does while torch is imported and the data is prepared
     trackers = asked_for(resolved.config.report_to, wandb_log=resolved.config.wandb_log)  # of those that there are

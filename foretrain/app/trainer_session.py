@@ -279,7 +279,7 @@ class TrainerSession:
             self.tally.last_s += time.monotonic() - began_s
 
     def _forecast(self, inputs: Any) -> None:
-        """Make the forecast, show it and keep it; one of before a resume stays."""
+        """Make the forecast, show it and keep it; one made before a resume stays."""
         mask: Any = inputs.get("attention_mask") if inputs is not None else None
         seq_len, problem = self.wishes.seq_len or self._seq_len(), ""
         if not seq_len:

@@ -382,8 +382,8 @@ class Reporting:
     def _tell(self) -> None:
         """Report what the trackers' threads have found since, and keep ids that are new."""
         for report in self.reports:
-            while not report.told.empty():
-                id, values = report.told.get()
+            while not report.events.empty():
+                id, values = report.events.get()
                 self.directory.event(id, **values)
                 self.listen(Note(id, **values))
         ids = {report.tracker.name: report.id for report in self.reports if report.id}

@@ -34,7 +34,7 @@ def tune(
     Tokens per step and what is learned stay. `config`, `options`: as in `plan`. `budget_s`: how long to search;
     `trials`: settings at most, by default a quarter of them, 4 to 24. `change`: names of options that may change, such
     as ["batch_size", "compile"]; by default all that keep the learning. `gpus`: how many cards share each step, in ways
-    that are searched too; on a CPU, processes. `recall`: an answer of before will do. `listen` hears each trial. Times
+    that are searched too; on a CPU, processes. `recall`: an earlier answer will do. `listen` hears each trial. Times
     in the record are in seconds, memory is in bytes.
     Raises UserError: bad config 2, no torch or nothing that runs 4.
     """

@@ -27,7 +27,7 @@ from foretrain.hardware.cpu import cores_each, physical_cores, usable_cores
 from foretrain.hardware.devices import used_here_bytes
 from foretrain.measure import space as tune_space
 from foretrain.measure.pool import Pool
-from foretrain.measure.space import TUNABLE, Level, Machine, Setting, apply, default_knobs, learning, options, spec_of
+from foretrain.measure.space import TUNABLE, Level, Machine, Setting, apply, default_options, learning, options, spec_of
 from foretrain.measure.tune_record import (
     NEAR,
     ForecastError,
@@ -132,7 +132,7 @@ def answer(tuner: Tuner) -> dict[str, Any]:
 
 
 def _nothing(tuner: Tuner) -> UserError:
-    failures = [trial.death for trial in tuner.tried.values() if trial.death is not None]
+    failures = [trial.failure for trial in tuner.tried.values() if trial.failure is not None]
     if tuner.stop == "interrupted" or not failures:
         return UserError("check.tune_nothing_yet")
     failed = [failure for failure in failures if failure.reason == "failed"]
@@ -165,15 +165,15 @@ def _record(tuner: Tuner, trial: TriedSetting, winner: int) -> TuneTrial:
         learning=learning(tuner.base, setting.config), verdict=_verdict(tuner, trial, winner),
         given=trial.number == tuner.given, predicted_s=trial.predicted_s, predicted_bytes=trial.predicted_bytes,
         peak_bytes=trial.peak_bytes or None, started_s=trial.started_s, bursts=len(trial.bursts),
-        problem=trial.death.problem if trial.death else "", **times,
+        problem=trial.failure.problem if trial.failure else "", **times,
     )  # fmt: skip
 
 
 def _verdict(tuner: Tuner, trial: TriedSetting, winner: int) -> Verdict:
     if trial.changed:
         return "changed"
-    if trial.death is not None:
-        return trial.death.reason
+    if trial.failure is not None:
+        return trial.failure.reason
     if trial.number == winner:
         return "best"
     if trial.number in tuner.race.alive:
@@ -211,7 +211,7 @@ class Job:
         return recall(self.path, self.room_bytes, budget_s, trials or 0)
 
     def run(self, budget_s: float, trials: int | None, *, recall: bool, listen: Listen) -> Tuning:
-        """Return the answer of before where it still holds and is wanted, else search. Raises UserError."""
+        """Return the earlier answer where it still holds and is wanted, else search. Raises UserError."""
         kept = self.recalled(budget_s, trials) if recall else None
         return kept or self.search(budget_s, trials, listen)
 
@@ -258,7 +258,7 @@ def prepare(resolved: ResolvedConfig, knobs: tuple[str, ...] = (), world: int = 
     base = _decided(config, placement, set(given), world)
     threads = () if cuda or world > 1 else _threads(asked, base)
     machine = Machine(cuda, obstacle_to_compile(placement.device) is None, threads, world)
-    found = options(asked, base, given, knobs or default_knobs(asked, given, machine), machine)
+    found = options(asked, base, given, knobs or default_options(asked, given, machine), machine)
     return Job(resolved.name, base, found, machine, placement, room)
 
 

@@ -110,7 +110,7 @@ def limits(root: Path = Path("/")) -> list[Limit]:
     found = []
     for version, folder in _folders(root):
         try:
-            most, used = (int((folder / name).read_text("ascii")) for name in _FILES[version])  # "max" is no number
+            most, used = (int((folder / name).read_text("ascii")) for name in _FILES[version])  # "max" is not a number
         except (OSError, ValueError):
             continue
         if most < _NO_LIMIT:

@@ -62,7 +62,7 @@ def read(pipe: IO[bytes]) -> Frame | None:
 
 
 @dataclass(frozen=True)
-class Death:
+class ProcessExit:
     """The end of a child: its exit code, negative for a signal, and its last output."""
 
     code: int
@@ -124,7 +124,7 @@ class Child:
         with contextlib.suppress(OSError, ValueError):
             write(self.process.stdin, value, *parts)
 
-    def receive(self, most_s: float | None = None) -> Frame | Death | None:
+    def receive(self, most_s: float | None = None) -> Frame | ProcessExit | None:
         try:
             frame = self._frames.get(timeout=most_s)
         except queue.Empty:
@@ -132,21 +132,21 @@ class Child:
         if frame is not None:
             return frame
         self._frames.put(None)
-        return self._death()
+        return self._ended()
 
     def __iter__(self) -> Iterator[Frame]:
         while isinstance(found := self.receive(), Frame):
             yield found
 
-    def _death(self) -> Death:
+    def _ended(self) -> ProcessExit:
         try:
             code = self.process.wait(_ENDING_S)
         except subprocess.TimeoutExpired:
             code = self.end()
         with contextlib.suppress(OSError, ValueError):  # it is closed, or only to be written
             self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - PRINTED_BYTES))
-            return Death(code, self._log.read().decode("utf-8", "replace"))
-        return Death(code)
+            return ProcessExit(code, self._log.read().decode("utf-8", "replace"))
+        return ProcessExit(code)
 
     def end(self, grace_s: float = 0.0) -> int:
         """End it with all that it started; return its exit code. `grace_s`: the time between SIGTERM and SIGKILL."""

@@ -72,7 +72,7 @@ def keep_going(config: RunConfig, *, wait: Callable[[float], object] = time.slee
         code, stopped = one_attempt(child_words(sys.argv[1:], resume=now != before))
         if code >= 0 and code != ExitCode.INTERNAL and (stopped or not worth_another(config, code)):
             return code
-        if stopped:  # it was told to stop and died of it
+        if stopped:  # the stop signal ended it
             return int(ExitCode.INTERRUPTED)
         new, died_at = standing(config) != now, step_reached(config)
         crashes, wait_s = (1, FIRST_WAIT_S) if new else (crashes + 1, wait_s * 2)
@@ -86,7 +86,7 @@ def keep_going(config: RunConfig, *, wait: Callable[[float], object] = time.slee
 
 
 def worth_another(config: RunConfig, code: int) -> bool:
-    """Whether an ending with a sentence is one that a new process can go on from by itself."""
+    """Whether an ending with a sentence is one from which a new process can resume by itself."""
     if code not in (ExitCode.ENVIRONMENT, ExitCode.OUT_OF_MEMORY):
         return False
     found = folder.newest_unfinished(config.out_dir, config.max_iters)
@@ -138,7 +138,7 @@ def one_attempt(words: list[str]) -> tuple[int, bool]:
 #
 # Unlike torchrun it gives back the exit code of the first rank, passes signals on as they come and waits while the
 # ranks save, and no table stands beside the sentence of the rank that failed. Where nothing is left but to end a
-# rank, it is told which one died first. The ranks see their pipe close if this process is killed, and stop as SIGTERM
+# rank, it learns which one ended first. The ranks see their pipe close if this process is killed, and stop as SIGTERM
 # makes them.
 
 GRACE_S = 12.0  # for ranks to end by themselves once another one has
@@ -189,7 +189,7 @@ def _of_skypilot(gpus: int, environ: Mapping[str, str]) -> Start | None:
 
 
 def run(start: Start) -> int:
-    """Start the ranks and wait for them; the exit code. Raises UserError where one died and the first said nothing."""
+    """Start the ranks and wait for them; the exit code. Raises UserError where one ended and the first did not."""
     reader, writer = os.pipe()
     environ = _environment(start) | ({PIPE: str(reader)} if os.name == "posix" else {})
     command = processes.command("foretrain", *without(sys.argv[1:], "--gpus"))

@@ -27,7 +27,7 @@ from foretrain.base.messages import printable, say
 from foretrain.predict.memory import FAILING, VERDICTS
 from foretrain.predict.plan import SCHEMA
 
-MOST_S = 300  # a plan takes a second; of what is too large to be planned in this time nothing is said
+MOST_S = 300  # a plan takes a second; a config that takes longer gets no comment
 
 
 class Answer(NamedTuple):

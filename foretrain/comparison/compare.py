@@ -220,7 +220,7 @@ def compare(subjects: Sequence[Subject]) -> Comparison:
     """Compare two subjects or more. Raises UserError where they are the same, or have nothing to compare."""
     if not 2 <= len(subjects) <= MOST:
         raise UserError("usage.compare_count", count=len(subjects), most=MOST)
-    subjects = _told_apart(subjects)
+    subjects = _distinct(subjects)
     found = settings.between(subjects)
     subjects, scatters = repeats.learned(subjects, found)
     verdicts = tuple(answer(question, subjects, found) for question in QUESTIONS)
@@ -237,7 +237,7 @@ def compare(subjects: Sequence[Subject]) -> Comparison:
     )  # fmt: skip
 
 
-def _told_apart(subjects: Sequence[Subject]) -> list[Subject]:
+def _distinct(subjects: Sequence[Subject]) -> list[Subject]:
     """Give each a label of its own. Raises UserError for the same run twice."""
     named: list[Subject] = []
     for subject in subjects:

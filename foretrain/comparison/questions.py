@@ -362,8 +362,8 @@ def meet(one: Subject, other: Subject, axis: Axis) -> Meeting | None:
     by_training = _by_training(axis, training[0], training[1]) if training[0] and training[1] and same_train else None
     if validation[0] and validation[1] and one.val_unit == other.val_unit:
         found = _by_validation(axis, validation[0], validation[1], _floor(one, other))
-        said = all(subject.config is not None for subject in (one, other))
-        if found and (by_training is None or (said and found.at >= LAST * by_training.at)):
+        both_known = all(subject.config is not None for subject in (one, other))
+        if found and (by_training is None or (both_known and found.at >= LAST * by_training.at)):
             return found
     return by_training
 

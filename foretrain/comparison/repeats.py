@@ -189,11 +189,11 @@ def learned(subjects: Sequence[Subject], found: Sequence[Setting]) -> tuple[list
     for group in _groups(subjects, found):
         by_device[_device(group[0])].append(group)
     scatters = {name: scatter for name, groups in by_device.items() if (scatter := _scatter(name, groups))}
-    told = [
+    with_repeats = [
         replace(s, start_scatter=scatters[_device(s)].counted) if s.measured and _device(s) in scatters else s
         for s in subjects
     ]
-    return told, tuple(scatters.values())
+    return with_repeats, tuple(scatters.values())
 
 
 def _device(subject: Subject) -> str:

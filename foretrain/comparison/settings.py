@@ -1,4 +1,4 @@
-"""Settings that differ between subjects, and what each can change; what a side does not tell is no difference."""
+"""Settings that differ between subjects, and what each can change; a side's unknown is not a difference."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -44,7 +44,7 @@ def launched(options: Mapping[str, Any]) -> RunConfig:
     return RunConfig.model_validate({"cuda_graph": "off", **options})
 
 
-# Which arithmetic of matrix products a device can do: the conditions of `matmul`. FP8 tensor cores came with Ada
+# Which matmul arithmetic a device can do: the conditions of `matmul`. FP8 tensor cores came with Ada
 # (compute capability 8.9); INT8 ones that torch._int_mm uses are asked for from Ampere on; sums in fp16 came with
 # Volta. A CPU has none but computes the same numbers, so that the modes can be tried there.
 
@@ -63,7 +63,7 @@ def check_refused(config: RunConfig, gpu: Gpu) -> None:
             raise UserError("config.refused_here", option=name, gpu=gpu.name, reason=why)
 
 
-MULTIPLE = 16  # cuBLAS's FP8 products want every side to be one of 16; INT8 would be content with 8
+MULTIPLE = 16  # cuBLAS's FP8 matmuls want every side to be one of 16; INT8 would be content with 8
 LEAST_CAPABILITY: dict[MatmulMode, tuple[int, int]] = {"fp8": (8, 9), "int8": (8, 0), "fp16_accumulation": (7, 0)}
 LACKING: dict[MatmulMode, str] = {
     "fp8": "gpu.no_fp8", "int8": "gpu.no_int8", "fp16_accumulation": "gpu.no_fp16_accumulation",
@@ -145,48 +145,48 @@ def _field_problems(values: dict[str, Any], source_of: Callable[[str], str]) -> 
     return []
 
 
-def bad_value(knob: Option, value: Any, text: str, source: str, key: str = "") -> UserError:
+def bad_value(option: Option, value: Any, text: str, source: str, key: str = "") -> UserError:
     """Return what is wrong with a value; `key`: how the option is called there."""
-    near, given = _meant(knob, value), {"key": key or knob.name, "value": text, "source": source}
+    near, given = _meant(option, value), {"key": key or option.name, "value": text, "source": source}
     if near is None:
-        return UserError("config.bad_value", **given, expects=Expected(knob))
-    return UserError("config.bad_value_near", **given, expects=Expected(knob), near=near)
+        return UserError("config.bad_value", **given, expects=Expected(option))
+    return UserError("config.bad_value_near", **given, expects=Expected(option), near=near)
 
 
 _RANGE = re.compile(r"≥ (\S+), ≤ (\S+)")
 
 
-def _meant(knob: Option, value: Any) -> str | None:
+def _meant(option: Option, value: Any) -> str | None:
     """Return a similar value that would do: bfloat16 for bf16, 0.35 for 0,35."""
     if not isinstance(value, str):
         return None
-    if knob.type == "choice":
-        choices = knob.limits.removeprefix("one of ").split(", ")
-        near = knob.choice_names.get(value.lower(), "")
+    if option.type == "choice":
+        choices = option.limits.removeprefix("one of ").split(", ")
+        near = option.choice_names.get(value.lower(), "")
         return next(iter([near] if near in choices else difflib.get_close_matches(value.lower(), choices, n=1)), None)
-    if knob.type == "int" and re.fullmatch(r"\d{1,3}([,_]\d{3})+", value):
+    if option.type == "int" and re.fullmatch(r"\d{1,3}([,_]\d{3})+", value):
         return re.sub("[,_]", "", value)
-    return value.replace(",", ".") if knob.type == "float" and re.fullmatch(r"-?\d+,\d+", value) else None
+    return value.replace(",", ".") if option.type == "float" and re.fullmatch(r"-?\d+,\d+", value) else None
 
 
 class Expected:
-    def __init__(self, knob: Option) -> None:
-        self.knob = knob
+    def __init__(self, option: Option) -> None:
+        self.option = option
 
     def __format__(self, spec: str) -> str:
         return format(str(self), spec)
 
     def __str__(self) -> str:
-        knob, limits = self.knob, self.knob.limits
-        if knob.type == "choice":
-            return say("expects.one_of", choices=listed([each for each in knob.choices if each]))
-        if knob.type not in ("int", "float"):  # a text is told by the knob's help, which says what it takes
+        option, limits = self.option, self.option.limits
+        if option.type == "choice":
+            return say("expects.one_of", choices=listed([each for each in option.choices if each]))
+        if option.type not in ("int", "float"):  # the option's help says what a text may be
             return (
-                option_help(knob.name, limits, knob.texts)
+                option_help(option.name, limits, option.texts)
                 if limits
-                else say("expects.bool" if knob.type == "bool" else "expects.str")
+                else say("expects.bool" if option.type == "bool" else "expects.str")
             )
-        whole, limits = knob.type == "int", re.sub(r"\.0(?!\d)", "", limits)
+        whole, limits = option.type == "int", re.sub(r"\.0(?!\d)", "", limits)
         if found := _RANGE.fullmatch(limits):
             return say("expects.whole_range" if whole else "expects.number_range", low=found[1], high=found[2])
         return say("expects.whole" if whole else "expects.number", limits=limits).rstrip()
@@ -202,7 +202,7 @@ def value_as_written(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "…"
 
 
-# Rules over several knobs that are neither a technique's (model/techniques) nor a family's (config/families).
+# Rules over several options that are neither a technique's (model/techniques) nor a family's (config/families).
 _RULES: tuple[Rule, ...] = (
     (("n_embd", "n_head"), lambda c: c.n_embd % c.n_head != 0, "heads_do_not_divide"),
     (

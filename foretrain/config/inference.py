@@ -168,7 +168,7 @@ WORDS = Vocabulary(options_of(Inference))
 
 
 class ParsedInference(NamedTuple):
-    """What is asked, the words that say so, which word gave each option, the model's words, and notes."""
+    """What is asked, the words that ask for it, which word gave each option, the model's words, and notes."""
 
     asked: Inference
     typed: list[str]

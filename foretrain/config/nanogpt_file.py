@@ -348,7 +348,7 @@ class _Reader:
     def unread(self, name: str, what: str, source: str) -> None:
         if name in self.inert or name not in self.known:
             self.result.notes.append(UserError("config.skipped_value", key=name, source=source, what=what))
-        elif not (self.is_opaque and what.startswith("the name ")):  # its cause was told
+        elif not (self.is_opaque and what.startswith("the name ")):  # its cause was reported
             self.problem(source, f"{name} = {what}", key=name)
 
 

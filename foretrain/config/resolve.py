@@ -422,7 +422,7 @@ def _finish(found: _Collected) -> ResolvedConfig:
             elif typed_before and values[key] != value:
                 found.notes.append(UserError("config.typed_twice", key=key, first=sources[key], source=setting.source))
             values[key], sources[key], layers[key] = value, setting.source, number
-            if key == BATCH and auto:  # the same knob, said again
+            if key == BATCH and auto:  # the same option again
                 auto = values[SWITCH] = False
     if found.empty_files and all(key.startswith("wandb_") for key in values):
         found.problems.append(UserError("config.sets_nothing", path=found.empty_files[0]))
@@ -518,7 +518,7 @@ def to_toml(config: RunConfig) -> str:
     lines: list[str] = []
     for group in GROUPS:
         lines.append(f"[{group}]")
-        members = (name for name, knob in OPTIONS.items() if knob.group == group)
+        members = (name for name, option in OPTIONS.items() if option.group == group)
         lines += [f"{name} = {toml_value(getattr(config, name))}" for name in members]
         lines.append("")
     return "\n".join(lines)

@@ -182,7 +182,7 @@ def _shape(values: tuple[Any, ...]) -> ModelShape:
     return ModelShape(RunConfig.model_construct(**dict(zip(_SIZES, values, strict=True))))
 
 
-# Attention as matrix products (attention.py): T context, D width of a head, N = micro-batch x heads. No torch.
+# Attention as matmuls (attention.py): T context, D width of a head, N = micro-batch x heads. No torch.
 
 GROUP_BYTES = 2 << 20  # of scores at one time: about what the second caches of two cores hold
 WHOLE = 256  # the longest context whose queries are taken all at once

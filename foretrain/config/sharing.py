@@ -1,4 +1,4 @@
-"""How cards share a step: which options say so, and what each card holds."""
+"""How cards share a step: which options set it, and what each card holds."""
 
 import math
 from collections.abc import Collection, Sequence

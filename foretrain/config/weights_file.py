@@ -213,8 +213,8 @@ SHARDING, OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
 def begins_in(metadata: Any) -> dict[str, int]:
     """Return, of a safetensors file with parts of tensors, the row of the whole at which each begins
     (torch.distributed.checkpoint's `__metadata__`). Raises ValueError, TypeError and the like for another form."""
-    told = json.loads(metadata[SHARDING]) if metadata and SHARDING in metadata else {}
-    begins = {name: (entry[OFFSETS] or [0])[0] for name, entry in told.items()}
+    sharding = json.loads(metadata[SHARDING]) if metadata and SHARDING in metadata else {}
+    begins = {name: (entry[OFFSETS] or [0])[0] for name, entry in sharding.items()}
     if not all(type(begin) is int and begin >= 0 for begin in begins.values()):
         raise ValueError("rows begin at no number")
     return begins
@@ -302,14 +302,14 @@ def _from_file(
     """Take the shape of the file; the config must agree, but for a smaller context and a larger vocabulary."""
     path, notes, problems = weights.path, [], []
     fits: dict[str, Callable[[Any, Any], bool]] = {"block_size": int.__le__, "vocab_size": int.__ge__}
-    said = {"block_size": "init_from_crops", "vocab_size": "init_from_pads"}
+    notes_of = {"block_size": "init_from_crops", "vocab_size": "init_from_pads"}
     for key, own in weights.shape.items():
         value = values.get(key, own)
         if value == own:
             values[key] = own
             sources.setdefault(key, f"init_from={path}")
         elif key in fits and type(value) is int and value > 0 and fits[key](value, own):
-            notes.append(UserError(f"config.{said[key]}", path=path, rows=own, **{key: value}))
+            notes.append(UserError(f"config.{notes_of[key]}", path=path, rows=own, **{key: value}))
         else:
             id = "config.init_from_beyond" if key in fits else "config.init_from_contradicts"
             problems.append(UserError(id, key=key, value=str(value)[:40], own=own, path=path, source=sources[key]))

@@ -32,7 +32,7 @@ def flag(value: Any) -> bool | None:
 
 
 def number(value: Any) -> float | None:
-    """A number, or a text that is one; None of anything else, of infinity and of what is no number."""
+    """A number, or a text that is one; None of anything else, of infinity and of NaN."""
     if isinstance(value, str) and len(value) <= 40:
         try:
             value = float(value.replace("_", ""))

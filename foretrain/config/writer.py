@@ -28,14 +28,14 @@ def write_text(text: str, path: Path) -> None:
 
 def short_toml(config: RunConfig, origin: Sequence[str] = (), before: Mapping[str, str] | None = None) -> str:
     """Return the options that differ from their defaults, by group. `origin`: comments above; `before`: behind."""
-    said = {name for name, knob in OPTIONS.items() if getattr(config, name) != knob.default}
-    said |= {*family_of(config).sets, *family_of(config).rates}
+    written = {name for name, option in OPTIONS.items() if getattr(config, name) != option.default}
+    written |= {*family_of(config).sets, *family_of(config).rates}
     if config.init_from != "scratch":
-        said |= {*named(lambda option: option.from_weights)}  # so that even a default has to be said
+        written |= {*named(lambda option: option.from_weights)}  # so that even a default has to be said
     changed = before or {}
     lines = comments(origin)
     for group in GROUPS:
-        members = [name for name, knob in OPTIONS.items() if knob.group == group and name in {*said, *changed}]
+        members = [name for name, option in OPTIONS.items() if option.group == group and name in {*written, *changed}]
         if members:
             lines += ["", f"[{group}]"]
         for name in members:

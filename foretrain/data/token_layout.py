@@ -1,6 +1,6 @@
 """Where the tokens of a dataset are on disk: one list of segments for each split, whatever wrote the files. No numpy.
 
-Four layouts are told apart by what is in a folder:
+The files of a folder tell four layouts apart:
 
     foretrain   dataset.json and train-00000.bin …, as data/shards.py says
     nanogpt     train.bin and val.bin: raw ids (karpathy/nanoGPT data/*/prepare.py)

@@ -78,8 +78,8 @@ class JsonTokenizer:
         """Load a folder with tokenizer.json; the separator is its eos_token, else a config.json's eos_token_id."""
         try:
             settings = folder / cls.SETTINGS
-            said = json.loads(read_text(settings)).get("eos_token") if settings.is_file() else None
-            separator = said.get("content") if isinstance(said, dict) else said
+            eos = json.loads(read_text(settings)).get("eos_token") if settings.is_file() else None
+            separator = eos.get("content") if isinstance(eos, dict) else eos
             text = read_text(folder / cls.FILE, MOST_BYTES)
             try:
                 return cls(text, separator if isinstance(separator, str) else None, str(folder / cls.FILE))

@@ -95,8 +95,8 @@ class OwnLM(_api.TemplateLM):
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
         texts = []
         for done, request in enumerate(requests, 1):
-            context, said = request.args
-            wanted = _models.normalize_gen_kwargs(said, self.max_gen_toks)
+            context, settings = request.args
+            wanted = _models.normalize_gen_kwargs(settings, self.max_gen_toks)
             stops = _models.handle_stop_sequences(wanted["until"], None)
             texts.append(_models.postprocess_generated_text(self._write(context, wanted, stops), stops, None))
             self._tell(done, len(requests))

@@ -150,15 +150,15 @@ def apple_gpu() -> Gpu:
     """Return this Mac's GPU of the catalogue, else Metal's description; its memory is what Metal recommends."""
     name, cores = torch.backends.mps.get_name(), torch.backends.mps.get_core_count()
     memory_gib = torch.mps.recommended_max_memory() / GIB
-    said = "memory: torch.mps.recommended_max_memory()"
+    memory_source = "memory: torch.mps.recommended_max_memory()"
     try:
         known = find(name)
         if known.kind == MPS and known.sm_count == cores:
-            return known.model_copy(update={"memory_gib": memory_gib, "source": f"{known.source}; {said}"})
+            return known.model_copy(update={"memory_gib": memory_gib, "source": f"{known.source}; {memory_source}"})
         name = f"{name} {cores}-core GPU"
     except UserError:  # a chip that the catalogue lacks can still train; it has no peak to compare with
         pass
-    source = f"name and cores: torch.backends.mps; {said}"
+    source = f"name and cores: torch.backends.mps; {memory_source}"
     return Gpu(name=name, kind=MPS, sm_count=cores, memory_gib=memory_gib, source=source)
 
 

@@ -35,7 +35,7 @@ class Bandwidth(Record):
 class Peaks(Record):
     """`page_s`: the first touch of a fresh page, on a CPU. `launch_s`: the smallest operation, also with backward."""
 
-    products: tuple[ProductPeak, ...]
+    matmuls: tuple[ProductPeak, ...]
     bandwidths: tuple[Bandwidth, ...]
     launch_s: float
     autograd_launch_s: float
@@ -45,10 +45,10 @@ class Peaks(Record):
 
     @property
     def dtypes(self) -> list[str]:
-        return list(dict.fromkeys(each.dtype for each in self.products if each.kind != "attention"))
+        return list(dict.fromkeys(each.dtype for each in self.matmuls if each.kind != "attention"))
 
     def best(self, dtype: str, *kinds: ProductKind) -> ProductPeak | None:
-        found = [each for each in self.products if each.dtype == dtype and each.kind in kinds]
+        found = [each for each in self.matmuls if each.dtype == dtype and each.kind in kinds]
         return max(found, key=lambda each: each.flop_per_s, default=None)
 
     def flop_per_s(self, dtype: str, *, attention: bool = False) -> float | None:
@@ -89,11 +89,11 @@ def _between(points: list[tuple[int, float]], size: float) -> float:
 
 
 def best_of(*several: Peaks) -> Peaks:
-    products: dict[tuple[str, str], ProductPeak] = {}
-    for each in (each for peaks in several for each in peaks.products):
+    matmuls: dict[tuple[str, str], ProductPeak] = {}
+    for each in (each for peaks in several for each in peaks.matmuls):
         key = each.kind, each.dtype
-        if key not in products or each.flop_per_s > products[key].flop_per_s:
-            products[key] = each
+        if key not in matmuls or each.flop_per_s > matmuls[key].flop_per_s:
+            matmuls[key] = each
     moved: dict[tuple[str, int], Bandwidth] = {}
     for rate in (rate for peaks in several for rate in peaks.bandwidths):
         at = rate.access, rate.moved_bytes
@@ -102,7 +102,7 @@ def best_of(*several: Peaks) -> Peaks:
     pages = [peaks for peaks in several if peaks.page_s is not None]
     page = min(pages, key=lambda peaks: peaks.page_s or 0.0) if pages else several[0]
     return Peaks(
-        products=tuple(products.values()), bandwidths=tuple(moved.values()),
+        matmuls=tuple(matmuls.values()), bandwidths=tuple(moved.values()),
         launch_s=min(peaks.launch_s for peaks in several),
         autograd_launch_s=min(peaks.autograd_launch_s for peaks in several),
         page_s=page.page_s, page_bytes=page.page_bytes, took_s=sum(peaks.took_s for peaks in several),

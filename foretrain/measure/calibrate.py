@@ -57,7 +57,7 @@ def numbers(shape: tuple[int, ...], device: torch.device, dtype: str) -> torch.T
     return few.repeat(-(-count // FEW))[:count].view(shape)
 
 
-def products(device: torch.device, dtype: str, *, large: bool) -> Iterator[Kernel]:
+def matmuls(device: torch.device, dtype: str, *, large: bool) -> Iterator[Kernel]:
     for m, wide, narrow in matmul_shapes(large=large):
         yield from product(device, dtype, m, wide, narrow)
 
@@ -211,7 +211,7 @@ def quick(samples: list[float]) -> float:
 def _kernels(device: torch.device, dtypes: list[str]) -> Iterator[Kernel]:
     large = device.type == "cuda"
     for dtype in dtypes:
-        yield from products(device, dtype, large=large)
+        yield from matmuls(device, dtype, large=large)
         yield from attention(device, dtype, large=large)
         for elements in LARGE_SIZES if large else SIZES:
             yield from element_kernels(device, dtype, elements)

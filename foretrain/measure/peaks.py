@@ -32,10 +32,10 @@ OTHERS = 0.9  # of a calibration's time: its kernels and steps
 
 def measure(device: torch.device, dtypes: list[str], timed: Timer, listen: Listen = lambda what, share: None) -> Peaks:
     started, most = time.perf_counter(), MOST_ON_CARD if device.type == "cuda" else MOST
-    products: list[ProductPeak] = []
+    matmuls: list[ProductPeak] = []
     for number, dtype in enumerate(dtypes):
         listen(f"peak {dtype}", 0.8 * number / len(dtypes))
-        products += _best_kernels(device, dtype, timed, most)
+        matmuls += _best_kernels(device, dtype, timed, most)
     listen("bandwidth", 0.8)
     rates = [
         Bandwidth(access=access, moved_bytes=moved_bytes, bytes_per_s=moved_bytes / _best_s(run, timed, most))
@@ -45,7 +45,7 @@ def measure(device: torch.device, dtypes: list[str], timed: Timer, listen: Liste
     launch_s, autograd_launch_s = (_best_s(run, on_host, most) for run in _launches(device))
     on_cpu = device.type == "cpu"
     return Peaks(
-        products=tuple(products), bandwidths=tuple(rates), launch_s=launch_s / LAUNCHES,
+        matmuls=tuple(matmuls), bandwidths=tuple(rates), launch_s=launch_s / LAUNCHES,
         autograd_launch_s=autograd_launch_s / LAUNCHES, page_s=page_time() if on_cpu else None,
         page_bytes=mmap.PAGESIZE if on_cpu else None, took_s=time.perf_counter() - started,
     )  # fmt: skip

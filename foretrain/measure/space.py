@@ -93,7 +93,7 @@ def _dtypes(asked: RunConfig, given: frozenset[str], machine: Machine) -> tuple[
     return ("float32", "bfloat16", MASTERS)
 
 
-def default_knobs(asked: RunConfig, given: frozenset[str], machine: Machine) -> tuple[str, ...]:
+def default_options(asked: RunConfig, given: frozenset[str], machine: Machine) -> tuple[str, ...]:
     """Return the options searched by default: all but the kernels, dtype, threads and strategy that the config sets."""
     closed = set()
     if asked.attention != "auto":

@@ -73,7 +73,7 @@ class Ranks:
             self.store.set(key, json.dumps(word()))
         return json.loads(self.store.get(key))
 
-    def told(self, number: float) -> list[float]:
+    def gather(self, number: float) -> list[float]:
         """Return every rank's number to the first one, once all are there; the others get their own."""
         self._words += 1
         key = f"word/{self._words}"
@@ -198,8 +198,8 @@ class TimedStep:
         whole = self.micro_steps == self.whole
         return {"first_s": ready_s, "loss": loss if whole and math.isfinite(loss) else None}
 
-    def told(self, number: float) -> list[float]:
-        return self.ranks.told(number) if self.ranks else [number]
+    def gather(self, number: float) -> list[float]:
+        return self.ranks.gather(number) if self.ranks else [number]
 
     def _agreed(self, number: int) -> int:
         return int(self.ranks.first_says(lambda: number)) if self.ranks else number
@@ -227,7 +227,7 @@ class TimedStep:
 
     def peak_bytes(self) -> int:
         own = peak_bytes(self.placement) + (held_now_bytes(self.placement) if self.device.type == "cuda" else 0)
-        return int(max(self.told(own)))
+        return int(max(self.gather(own)))
 
 
 def _burst(timed: TimedStep, seconds: float) -> dict[str, Any]:
@@ -235,7 +235,7 @@ def _burst(timed: TimedStep, seconds: float) -> dict[str, Any]:
     started, own_s, all_s = time.perf_counter(), time.process_time(), cores_busy_s() or 0.0
     times = timed.burst(seconds)
     wall_s = time.perf_counter() - started
-    own_s = sum(timed.told(time.process_time() - own_s))
+    own_s = sum(timed.gather(time.process_time() - own_s))
     others_s = max(0.0, (cores_busy_s() or 0.0) - all_s - own_s)
     share = min(1.0, others_s / (wall_s * usable_cores()))
     return {"times": times, "elsewhere": share, "peak_bytes": timed.peak_bytes()}

@@ -24,7 +24,7 @@ class Trial(Record):
     problem: str = ""
 
 
-class Death(Record):
+class FailedTrial(Record):
     reason: Literal["memory", "timeout", "failed"]
     peak_bytes: int = 0
     problem: str = ""
@@ -35,21 +35,21 @@ class StepsChild(processes.Child):
         super().__init__(module, env=variables)
         self.config, self.cap_bytes, self.peak_bytes = config, cap_bytes, 0
 
-    def answer(self, limit_s: float = math.inf) -> dict[str, Any] | Death:
+    def answer(self, limit_s: float = math.inf) -> dict[str, Any] | FailedTrial:
         end, watched = time.monotonic() + limit_s, config_on_cpu(self.config) and self.cap_bytes is not None
         while (found := self.receive(LOOK_EVERY_S)) is None:
             if watched:
                 self.peak_bytes = max(self.peak_bytes, resident_bytes(self.pid) or 0)
                 if self.peak_bytes > (self.cap_bytes or 0):
-                    return Death(reason="memory", peak_bytes=self.peak_bytes)
+                    return FailedTrial(reason="memory", peak_bytes=self.peak_bytes)
             if time.monotonic() > end:
-                return Death(reason="timeout", peak_bytes=self.peak_bytes)
-        if isinstance(found, processes.Death):
+                return FailedTrial(reason="timeout", peak_bytes=self.peak_bytes)
+        if isinstance(found, processes.ProcessExit):
             if found.is_killed and config_on_cpu(self.config):  # by the system, for want of memory
-                return Death(reason="memory", peak_bytes=self.peak_bytes)
-            return Death(reason="failed", peak_bytes=self.peak_bytes, problem=problem_of(found))
+                return FailedTrial(reason="memory", peak_bytes=self.peak_bytes)
+            return FailedTrial(reason="failed", peak_bytes=self.peak_bytes, problem=problem_of(found))
         self.peak_bytes = max(self.peak_bytes, found.value.get("peak_bytes", 0))
-        return Death(reason="memory", peak_bytes=self.peak_bytes) if "died" in found.value else found.value
+        return FailedTrial(reason="memory", peak_bytes=self.peak_bytes) if "died" in found.value else found.value
 
 
 def run_trial(config: RunConfig, cap_bytes: int | None) -> Trial:
@@ -59,10 +59,10 @@ def run_trial(config: RunConfig, cap_bytes: int | None) -> Trial:
         found = child.answer()
     finally:
         child.end()
-    died = isinstance(found, Death)
+    failed = isinstance(found, FailedTrial)
     return Trial(
-        batch_size=config.batch_size, lived=not died or found.reason == "failed", peak_bytes=child.peak_bytes,
-        problem=found.problem if died else "",
+        batch_size=config.batch_size, lived=not failed or found.reason == "failed", peak_bytes=child.peak_bytes,
+        problem=found.problem if failed else "",
     )  # fmt: skip
 
 
@@ -70,12 +70,12 @@ def config_on_cpu(config: RunConfig) -> bool:
     return config.device == "cpu"
 
 
-def problem_of(death: processes.Death) -> str:
+def problem_of(failure: processes.ProcessExit) -> str:
     """Return why a child's trial ended: its last line, exit code, and the file with its output."""
-    lines = death.printed.strip().splitlines()
+    lines = failure.printed.strip().splitlines()
     last = printable(lines[-1][:200]) if lines else say("trial.silent")
-    path = bugs.write_text_file(death.printed, "trial") if lines else None
-    return say("trial.kept" if path else "trial.failed", last=last, code=death.code, path=path)
+    path = bugs.write_text_file(failure.printed, "trial") if lines else None
+    return say("trial.kept" if path else "trial.failed", last=last, code=failure.code, path=path)
 
 
 def main(parent: processes.Parent) -> None:

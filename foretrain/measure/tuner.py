@@ -16,7 +16,7 @@ from foretrain.config.options import OPTIONS, RunConfig, named
 from foretrain.hardware.catalogue import Dtype, Gpu
 from foretrain.measure.pool import Burst
 from foretrain.measure.space import TUNABLE, Setting, fitting, forecast_memory, forecast_s, log_forecasts
-from foretrain.measure.trial import Death
+from foretrain.measure.trial import FailedTrial
 from foretrain.measure.tune_record import (
     EXPLORE_S,
     LOOKS,
@@ -140,9 +140,11 @@ Listen = Callable[[str, dict[str, Any]], None]
 
 
 class Bench(Protocol):
-    def burst(self, config: RunConfig, seconds: float, limit_s: float, expected_bytes: int | None) -> Burst | Death: ...
+    def burst(
+        self, config: RunConfig, seconds: float, limit_s: float, expected_bytes: int | None
+    ) -> Burst | FailedTrial: ...
 
-    def evaluate(self, config: RunConfig, limit_s: float, expected_bytes: int | None) -> int | Death: ...
+    def evaluate(self, config: RunConfig, limit_s: float, expected_bytes: int | None) -> int | FailedTrial: ...
 
     def holds(self, config: RunConfig) -> bool: ...
 
@@ -183,7 +185,7 @@ class TriedSetting:
     bursts: list[Burst] = field(default_factory=list)
     started_s: float = 0.0
     peak_bytes: int = 0
-    death: Death | None = None
+    failure: FailedTrial | None = None
     changed: bool = False
     paired: bool = True
 
@@ -199,7 +201,7 @@ class TriedSetting:
 
     @property
     def lives(self) -> bool:
-        return self.death is None and not self.changed and bool(self.bursts)
+        return self.failure is None and not self.changed and bool(self.bursts)
 
 
 class Tuner:
@@ -268,7 +270,7 @@ class Tuner:
             order.sort(key=lambda n: -float(gains[n]) / costs[n])
             self.cut_short = bool(costs) and not order
         else:  # where the first ones fail, the next best by forecast; the shortest trial where they took too long
-            late = any(trial.death and trial.death.reason == "timeout" for trial in self.tried.values())
+            late = any(trial.failure and trial.failure.reason == "timeout" for trial in self.tried.values())
             order = [n for n in range(len(self.settings)) if n not in self.closed] if left_s > 0 else []
             order.sort(key=lambda n: self._cost_s(n) if late else float(self.model.prior[n]))
         for number in order:
@@ -319,8 +321,8 @@ class Tuner:
             self.model.observe(number, trial.middle, self.noise(trial))
         else:
             self.bench.drop(setting.config)
-            self._learn_from_death(trial)
-        self.listen("tried", self._told(trial))
+            self._learn_from_failure(trial)
+        self.listen("tried", self._outcome(trial))
 
     def _compare(self, trial: TriedSetting, burst: Burst) -> None:
         """Time the burst beside one of the reference, where that needs no start."""
@@ -345,8 +347,8 @@ class Tuner:
         limit_s = max(10.0, limit_s)
         found = self.bench.burst(self.settings[number].config, seconds, limit_s, trial.predicted_bytes)
         trial.peak_bytes = max(trial.peak_bytes, found.peak_bytes)
-        if isinstance(found, Death):
-            trial.death = found
+        if isinstance(found, FailedTrial):
+            trial.failure = found
             return None
         trial.bursts.append(found)
         trial.started_s = max(trial.started_s, found.started_s)
@@ -372,11 +374,11 @@ class Tuner:
         spread = statistics.median(abs(ratio - trial.middle) for ratio in trial.ratios)
         return max(FINEST_NOISE, spread)
 
-    def _learn_from_death(self, trial: TriedSetting) -> None:
+    def _learn_from_failure(self, trial: TriedSetting) -> None:
         """Rule out larger settings than one that ran out of memory, and a level that failed twice and never ran."""
         mine = self.settings[trial.number]
         levels = mine.levels
-        if trial.death is not None and trial.death.reason == "memory":
+        if trial.failure is not None and trial.failure.reason == "memory":
             for n, other in enumerate(self.settings):
                 if other.but_batch == mine.but_batch and int(other.levels[0]) >= int(levels[0]):
                     self.closed.add(n)
@@ -388,10 +390,10 @@ class Tuner:
             if len(alike) >= 2 and others and not any(t.lives for t in alike):
                 self.closed |= {n for n, s in enumerate(self.settings) if s.levels[at] == levels[at]}
 
-    def _told(self, trial: TriedSetting) -> dict[str, Any]:
+    def _outcome(self, trial: TriedSetting) -> dict[str, Any]:
         ratio = trial.middle - self.origin if trial.lives else None
         return {
-            "setting": self.settings[trial.number], "death": trial.death, "changed": trial.changed,
+            "setting": self.settings[trial.number], "failure": trial.failure, "changed": trial.changed,
             "step_s": trial.bursts[-1].step_s if trial.bursts else None, "peak_bytes": trial.peak_bytes,
             "speed": math.exp(-ratio) if ratio is not None else None, "first": trial.number == self.reference,
         }  # fmt: skip
@@ -445,8 +447,8 @@ class Tuner:
             for number in order:
                 if number not in self.race.alive:
                     self.bench.drop(self.settings[number].config)
-            told = {"round": len(self.race.rounds), "alive": len(self.race.alive)}
-            self.listen("round", told)
+            event = {"round": len(self.race.rounds), "alive": len(self.race.alive)}
+            self.listen("round", event)
         self.stop = "decided"
 
     def _pick(self) -> int | None:
@@ -479,8 +481,8 @@ class Tuner:
         if room is None or (config.compile and trial.peak_bytes < room / 2):
             return True
         found = self.bench.evaluate(config, max(60.0, self.end - self.clock()), trial.predicted_bytes)
-        if isinstance(found, Death):
-            trial.death, trial.peak_bytes = found, max(trial.peak_bytes, found.peak_bytes)
+        if isinstance(found, FailedTrial):
+            trial.failure, trial.peak_bytes = found, max(trial.peak_bytes, found.peak_bytes)
             return False
         trial.peak_bytes = max(trial.peak_bytes, found)
         return True

@@ -208,7 +208,7 @@ def summaries(outcomes: Sequence[tuple[str, Outcome]]) -> tuple[Summary, ...]:
         if errors:
             label, worst = max(errors, key=lambda pair: abs(pair[1]))
             middle = median(abs(error) for _, error in errors)
-            ranges = [told for _, each in outcomes if (told := each.inside(quantity)) is not None]
+            ranges = [is_inside for _, each in outcomes if (is_inside := each.inside(quantity)) is not None]
             found.append(
                 Summary(
                     quantity=quantity, cases=len(errors), median=middle, worst=worst, worst_case=label[:200],

@@ -13,7 +13,7 @@ from typing import Any
 from foretrain.base.errors import UserError
 from foretrain.base.files import not_written, replace_text
 from foretrain.base.installation import installed, installed_torch
-from foretrain.base.processes import Child, Death
+from foretrain.base.processes import Child, ProcessExit
 from foretrain.hardware.card import Cards
 from foretrain.hardware.catalogue import Gpu, detect
 from foretrain.hardware.cpu import available_memory_bytes, cpu_device
@@ -288,7 +288,7 @@ def ask(job: dict[str, Any], limit_s: float) -> dict[str, Any]:
             child.end()
     if found is None:
         raise Timeout
-    if isinstance(found, Death):
+    if isinstance(found, ProcessExit):
         raise Ended(found.code)
     return found.value
 

@@ -135,8 +135,8 @@ def others_share(since: Reading, clock: Clock) -> float | None:
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    told = ("out of memory", "can't allocate memory", "not enough memory")
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(words in str(error) for words in told)
+    messages = ("out of memory", "can't allocate memory", "not enough memory")
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(words in str(error) for words in messages)
 
 
 def _on_the_card(device: torch.device) -> int | None:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from foretrain.base.errors import UserError
 
 T = TypeVar("T")
-# A rank that dies is noticed at once, as its connection ends. This is for a hung one; others may wait for a slow disk.
+# A rank that ends is noticed at once, as its connection ends. This is for a hung one; others may wait for a slow disk.
 TIMEOUT = timedelta(minutes=30)
 
 
@@ -38,7 +38,7 @@ class Peers:
         try:
             word["done"] = work()
         except Exception as error:
-            own, word = error, _told(error)
+            own, word = error, _word(error)
         words = self._exchange(word)
         for rank, each in enumerate(words):
             if "done" not in each:
@@ -69,7 +69,7 @@ class Peers:
 ALONE = Peers()
 
 
-def _told(error: Exception) -> dict[str, Any]:
+def _word(error: Exception) -> dict[str, Any]:
     if isinstance(error, UserError):
         return {"id": error.id, "values": error.values}
     if isinstance(error, OSError):

@@ -96,11 +96,11 @@ def compare(state: TrainState, batches: Iterable[Batch], dtype: str) -> Agreemen
         loss, ours = _mean(state, batches, weights)
     finally:
         state.model.train(training)
-    products = torch.tensor([_products(a.cpu(), b) for a, b in zip(ours, plain, strict=True)], dtype=torch.float64)
-    none = (products[:, 1:] == 0).all(1)  # a layer that nothing reaches in either pass
-    lengths = (products[:, 1] * products[:, 2]).sqrt().clamp(min=1e-300)
-    each = torch.where(none, 1.0, products[:, 0] / lengths)
-    whole = products.sum(0)
+    dots = torch.tensor([_dots(a.cpu(), b) for a, b in zip(ours, plain, strict=True)], dtype=torch.float64)
+    none = (dots[:, 1:] == 0).all(1)  # a layer that nothing reaches in either pass
+    lengths = (dots[:, 1] * dots[:, 2]).sqrt().clamp(min=1e-300)
+    each = torch.where(none, 1.0, dots[:, 0] / lengths)
+    whole = dots.sum(0)
     worst = int(each.nan_to_num(nan=-2.0).argmin())
     return Agreement(
         mode=state.config.matmul, dtype=dtype, loss=loss, plain_loss=plain_loss,
@@ -109,7 +109,7 @@ def compare(state: TrainState, batches: Iterable[Batch], dtype: str) -> Agreemen
     )  # fmt: skip
 
 
-def _products(a: Tensor, b: Tensor) -> tuple[float, float, float]:
+def _dots(a: Tensor, b: Tensor) -> tuple[float, float, float]:
     """Return a·b, a·a and b·b in fp64: squares of small gradients leave fp32's range."""
     a, b = a.flatten().double(), b.flatten().double()
     return float(a @ b), float(a @ a), float(b @ b)

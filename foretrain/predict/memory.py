@@ -44,13 +44,13 @@ STAGING_SPARE = 1.25  # of the copy that a save makes has to be free, else it ma
 
 MARGIN_BYTES = 200 * MIB  # what "fits" leaves to spare beside the expected context
 # What of a config shapes the memory of a step by its very value. What else does is kept by what it comes to.
-SHAPING_KNOBS = named(lambda option: "memory" in option.affects and not option.by_effect)
+SHAPING_OPTIONS = named(lambda option: "memory" in option.affects and not option.by_effect)
 MOST_KEPT = 512  # estimates, of up to a quarter of a megabyte each
 PHASES = ("evaluate_first", "first_step", "steady_step", "evaluate_steady", "resume")
 
 
 class Component(Record):
-    """One row of the ledger: what holds the bytes at the phase's peak, and the formula they follow from."""
+    """One row of the estimate: what holds the bytes at the phase's peak, and the formula they follow from."""
 
     id: str
     size_bytes: int
@@ -197,7 +197,7 @@ class Fit:
 
     def __init__(self, events: Lifetimes, room: Room, names: Sequence[str]) -> None:
         self.events, self.room, self.names = events, room, names
-        self._deaths: dict[int, str | None] = {}  # by limit
+        self._failed_phases: dict[int, str | None] = {}  # by limit
         self._tried = Tried(events, room.settings, physical=True)
 
     def judged(
@@ -211,8 +211,8 @@ class Fit:
     ) -> tuple[PhaseMemory, ...]:
         """Judge the phases; `at_best`: of a run that takes less where the card is in time, so that it may live."""
         limits = self.room.limits(available_bytes, card_bytes, context)
-        dead = [self.dies_in(limit, training) for limit in limits]
-        if dead[0] and at_best and at_best[0].dies_in(limits[0], at_best[1]) is None:
+        dead = [self.runs_out_in(limit, training) for limit in limits]
+        if dead[0] and at_best and at_best[0].runs_out_in(limits[0], at_best[1]) is None:
             dead[0] = None
         least = {phase.phase: phase.tensors_bytes for phase in at_best[1]} if at_best else {}
         if (cap := self.room.cap_bytes(card_bytes)) is not None:
@@ -220,20 +220,20 @@ class Fit:
         return judged(phases, available_bytes, dead[0] or dead[1], dead[0] is not None, limits, least)
 
     @one_thread_at_a_time
-    def dies_in(self, limit_bytes: int, phases: Sequence[PhaseMemory]) -> str | None:
+    def runs_out_in(self, limit_bytes: int, phases: Sequence[PhaseMemory]) -> str | None:
         """The phase in which the allocator cannot serve a request under a limit; None where the run lives."""
-        if limit_bytes not in self._deaths:
-            self._deaths[limit_bytes] = self._replayed_under(limit_bytes, phases)
-        return self._deaths[limit_bytes]
+        if limit_bytes not in self._failed_phases:
+            self._failed_phases[limit_bytes] = self._replayed_under(limit_bytes, phases)
+        return self._failed_phases[limit_bytes]
 
     def _replayed_under(self, limit_bytes: int, phases: Sequence[PhaseMemory]) -> str | None:
         if all((phase.reserved_bytes or 0) <= limit_bytes for phase in phases):
             return None
         too_much = next((phase.phase for phase in phases if phase.tensors_bytes > limit_bytes), None)
         if too_much is None:
-            death = self._tried.death(limit_bytes)
-            # What dies while the model is built reaches no phase: it never gets into the first one.
-            too_much = None if death is None else self.names[0] if death.phase == "build" else death.phase
+            failure = self._tried.failure(limit_bytes)
+            # What is freed while the model is built reaches no phase: it never gets into the first one.
+            too_much = None if failure is None else self.names[0] if failure.phase == "build" else failure.phase
         return too_much if too_much in self.names else None  # eval_only never comes to training
 
 
@@ -246,7 +246,7 @@ class _Simulated(NamedTuple):
     staged_bytes: int
 
 
-class Ledger:
+class MemoryEstimate:
     """The memory of one way to run the step, by its `key`, simulated at need, judged for any card of its kind."""
 
     def __init__(self, asked: "Asked") -> None:
@@ -307,7 +307,7 @@ class Ledger:
         return Fit(self.events, self.room, self._names)
 
     @cached_property
-    def _at_best(self) -> "Ledger | None":
+    def _at_best(self) -> "MemoryEstimate | None":
         """The same run where NCCL has let go of DDP's first buckets in time, which only the card can tell."""
         sharing = self.spec.sharing
         unsure = self._keeps and self.spec.cuda and sharing is not None and not sharing.way.shards_weights
@@ -469,11 +469,11 @@ def carried(phases: Sequence[PhaseMemory]) -> tuple[PhaseMemory, ...]:
 
 
 def predict(spec: StepSpec, available_bytes: int | None = None) -> RunMemory:
-    """The ledger of a run of this step. `available_bytes`: what the process may take there, context included."""
+    """The estimate of a run of this step. `available_bytes`: what the process may take there, context included."""
     return estimated(spec).judged(available_bytes, spec.gpu.memory_bytes)
 
 
-def estimated(spec: StepSpec, *, keeps: bool = True) -> Ledger:
+def estimated(spec: StepSpec, *, keeps: bool = True) -> MemoryEstimate:
     """Estimate a run on cards of this kind, and keep the last ones. `keeps`: as of SimulatedRun."""
     return _made(Asked(spec, keeps=keeps))
 
@@ -486,7 +486,7 @@ class Asked:
         c, gpu = spec.config, spec.gpu
         self.saves = not spec.cuda and spec.step == "foretrain" and c.max_iters > c.eval_interval
         self.key = (
-            *(getattr(c, knob) for knob in SHAPING_KNOBS), c.eval_batch, c.eval_block, c.allocator_settings,
+            *(getattr(c, option) for option in SHAPING_OPTIONS), c.eval_batch, c.eval_block, c.allocator_settings,
             spec.micro_batches_that_count, c.memory_limit_bytes is not None, self.saves, spec.compiled,
             spec.step, spec.dtype, gpu.kind, gpu.capability, gpu.cache_bytes if spec.compiled else gpu.sm_count,
             _context_of(spec), spec.sharing, keeps, spec.is_one_graph, spec.torch.reuses_oldest, spec.obstacle,
@@ -500,5 +500,5 @@ class Asked:
 
 
 @lru_cache(maxsize=MOST_KEPT)
-def _made(asked: Asked) -> Ledger:
-    return Ledger(asked)
+def _made(asked: Asked) -> MemoryEstimate:
+    return MemoryEstimate(asked)

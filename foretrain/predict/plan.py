@@ -353,7 +353,7 @@ def notes_of(config: RunConfig, gpu: Gpu, used_by_others_bytes: int, dataset_tok
     if config.vocab_size % 8 and compiled:
         note("vocab_unaligned", vocab_size=config.vocab_size)
     unmodelled = [f"compile_mode = {config.compile_mode}"] if config.compile_mode != "default" else []
-    unmodelled += [said for technique in TECHNIQUES if (said := technique.not_estimated(config))]
+    unmodelled += [reason_id for technique in TECHNIQUES if (reason_id := technique.not_estimated(config))]
     if config.optimizer_offload and gpu.kind == "cuda":
         note("offload_host", size=_host_bytes(config))
     if config.elements_on_host and gpu.kind == "cuda":
@@ -377,8 +377,8 @@ def notes_of(config: RunConfig, gpu: Gpu, used_by_others_bytes: int, dataset_tok
         note("mps_as_cuda")
     if config.compile and not compiled:
         note("mps_eager" if gpu.kind == "mps" else "old_card_eager", gpu=gpu.name, capability=gpu.compute_capability)
-    for knob, reason in idle(config, gpu, dtype):
-        note("no_effect_here", option=knob, reason=reason)
+    for option, reason in idle(config, gpu, dtype):
+        note("no_effect_here", option=option, reason=reason)
     if config.matmul != "dtype":
         note("matmul_unmeasured", mode=config.matmul)
     if config.matmul in EIGHT_BITS:

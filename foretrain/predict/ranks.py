@@ -157,7 +157,7 @@ class ClusterPlan(PlanRecord):
 
     @property
     def least(self) -> RankPlan:
-        """The way that needs least memory; of several the quickest."""
+        """The way that needs least memory; of several the fastest."""
 
         def order(rank: RankPlan) -> tuple[int, float]:
             return rank.memory.needed_bytes, rank.time.step_s.expected_s if rank.time else 0.0
@@ -281,7 +281,7 @@ def _is_meant(config: RunConfig, given: Collection[str], sharing: Sharing, micro
 
 
 def choose(ranks: tuple[RankPlan, ...], ways: Collection[str] = ()) -> RankPlan | None:
-    """Return the quickest that fits (of equals the first), else of the tight ones; of `ways` alone, if given."""
+    """Return the fastest that fits (of equals the first), else of the tight ones; of `ways` alone, if given."""
     meant = [rank for rank in ranks if not ways or rank.id in ways]
     for verdict in ("fits", "tight", None, *(("may_not_fit", "does_not_fit") if of_one_strategy(ways) else ())):
         fitting = [rank for rank in meant if rank.verdict == verdict]
@@ -290,8 +290,8 @@ def choose(ranks: tuple[RankPlan, ...], ways: Collection[str] = ()) -> RankPlan 
         timed = [rank for rank in fitting if rank.time is not None]
         if not timed:
             return fitting[0]
-        quickest = min(rank.time.step_s.expected_s for rank in timed if rank.time)
-        return next(rank for rank in timed if rank.time and rank.time.step_s.expected_s <= ALIKE * quickest)
+        fastest_s = min(rank.time.step_s.expected_s for rank in timed if rank.time)
+        return next(rank for rank in timed if rank.time and rank.time.step_s.expected_s <= ALIKE * fastest_s)
     return None
 
 
@@ -353,8 +353,8 @@ def speed_up(alone: Range, shared: Range) -> Factor:
 
 
 def rank_memory(spec: StepSpec, available_bytes: int | None, nccl: NcclMemory) -> RunMemory:
-    ledger = estimated(spec)
-    return ledger.judged(available_bytes, spec.gpu.memory_bytes, nccl.beside(ledger.context))
+    estimate = estimated(spec)
+    return estimate.judged(available_bytes, spec.gpu.memory_bytes, nccl.beside(estimate.context))
 
 
 # Tokens a step are what divides the cost of summing gradients, so more accumulation is planned first, which changes
@@ -440,7 +440,7 @@ def _larger(config: RunConfig, world: int) -> Iterator[RunConfig]:
 
 
 def _planned(found: ClusterPlan, config: RunConfig, cluster: Cluster, what: What) -> Change | None:
-    """Plan a change on these cards; None where nothing fits. Of micro-batches the quickest that fits."""
+    """Plan a change on these cards; None where nothing fits. Of micro-batches the fastest that fits."""
     one = found.one_card
     alone = one.timing.step_s if one.timing else None
     if what == "accumulation":  # against one card that runs as much

@@ -72,7 +72,7 @@ _meant: ContextVar[Software | None] = ContextVar("torch", default=None)
 
 
 def parse(text: str) -> Software | None:
-    """(2, 0) for "2.0.1+cu118"; None where that is no version."""
+    """(2, 0) for "2.0.1+cu118"; None for anything else."""
     found = re.match(r"(\d{1,3})\.(\d{1,3})(?!\d)", text)
     return Software(int(found[1]), int(found[2])) if found else None
 

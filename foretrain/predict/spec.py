@@ -13,13 +13,13 @@ from foretrain.predict import software
 from foretrain.predict.estimate.sdpa import AttentionKind, attention_kind
 
 StepName = Literal["foretrain", "nanogpt"]
-TOLD_APART = 3  # micro-batches of a step, in its memory: later ones are as the third
+DISTINCT_MICRO_BATCHES = 3  # micro-batches of a step, in its memory: later ones are as the third
 STEP_NAMES: tuple[StepName, StepName] = ("foretrain", "nanogpt")
 
 
 @dataclass(frozen=True)
 class Variant:
-    half: bool  # float16 or bfloat16 in matrix products
+    half: bool  # float16 or bfloat16 in matmuls
     cuda: bool
     keeps_logits: bool  # nanoGPT returns the logits and keeps the Python name until the next forward pass
     checkpointed: int  # blocks, from the first on
@@ -49,7 +49,7 @@ class StepSpec:
 
     config: RunConfig
     gpu: Gpu
-    dtype: Dtype  # of matrix products
+    dtype: Dtype  # of matmuls
     step: StepName
     compiled: bool
     sharing: Sharing | None = None
@@ -146,7 +146,7 @@ class StepSpec:
     def micro_batches_that_count(self) -> int:
         """Of a step, in its memory: a graph has the batches of all."""
         count = self.config.gradient_accumulation_steps
-        return count if self.is_one_graph else min(TOLD_APART, count)
+        return count if self.is_one_graph else min(DISTINCT_MICRO_BATCHES, count)
 
     @property
     def bmm_attention(self) -> bool:
@@ -174,7 +174,7 @@ def compiles(config: RunConfig, gpu: Gpu) -> bool:
 
 
 def choose_dtype(config: RunConfig, gpu: Gpu, step: StepName = "foretrain") -> tuple[Dtype, str]:
-    """The dtype of the matrix products, and the id of the reason."""
+    """The dtype of the matmuls, and the id of the reason."""
     if config.dtype != "auto":
         return config.dtype, "config"
     if gpu.kind == "cpu":

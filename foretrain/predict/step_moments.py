@@ -1,4 +1,4 @@
-"""What is alive at each moment of a steady step, in the order in which it happens: from the ledger, or from a trace."""
+"""What is alive at each moment of a steady step, in order: from the estimate, or from a trace."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -28,7 +28,7 @@ class MomentMemory(Record):
 
 
 class StepMoments(Record):
-    """A steady step in order. `events`: births and deaths of tensors in it; `micro_batches`: those that are shown."""
+    """A steady step in order. `events`: its allocations and frees; `micro_batches`: those that are shown."""
 
     step: StepName
     source: str
@@ -53,7 +53,7 @@ class _Recorder(Timeline):
         super().phase(name)
         self.inside = name == PHASE
         if self.inside:
-            self.at("forward.embedding")  # the batch comes before the ledger names a moment
+            self.at("forward.embedding")  # the batch comes before the estimate names a moment
 
     def alloc(self, component: str, size: Size) -> Tensor:
         tensor = super().alloc(component, size)
@@ -106,7 +106,7 @@ class _Recorder(Timeline):
 
 
 def step_moments(spec: StepSpec) -> StepMoments:
-    """By the ledger, in milliseconds."""
+    """By the estimate, in milliseconds."""
     run = SimulatedRun(spec, make=_Recorder)
     assert isinstance(run.t, _Recorder)
     run.micro_steps, run.steady_steps = MICRO_BATCHES, 1

@@ -58,8 +58,8 @@ class Part:
     """A stretch of a passage, and its kinds `alive` at its highest moment and after (`change`)."""
 
     events: list[int]
-    first: int  # of its births
-    births: int
+    first: int  # of its allocations
+    allocated_count: int
     top_bytes: int
     moment: str
     alive: dict[tuple[str, Size], int]
@@ -69,14 +69,14 @@ class Part:
 
 @dataclass
 class Passage:
-    """A pass with serial numbers of its own. `left`: births that live on; it ends the first `given`, from before it."""
+    """A pass with serial numbers of its own. `left`: what outlives it; it frees the first `given`, from before it."""
 
     parts: tuple[Part, ...]
     kinds: list[tuple[str, Size]]
     left: list[int]
     moments: list[str]
     given: int = 0
-    streams: Mapping[int, int] = field(default_factory=dict)  # of births that are not on the default one
+    streams: Mapping[int, int] = field(default_factory=dict)  # of allocations that are not on the default one
 
     @classmethod
     def of(
@@ -93,18 +93,18 @@ class Passage:
         parts, first = [], given
         for start, end in ((0, split), (split, len(events))):
             own = events[start:end]
-            births = sum(e >= 0 for e in own)
+            allocated_count = sum(e >= 0 for e in own)
             running = list(accumulate(nbytes[e] if e >= 0 else -nbytes[~e] for e in own))
             top = max(running, default=0)
             at = running.index(top) if running else 0
             parts.append(
                 Part(
-                    events=own, first=first, births=births, top_bytes=top,
+                    events=own, first=first, allocated_count=allocated_count, top_bytes=top,
                     moment=moments[start + at] if own else "", alive=_balance(own[: at + 1], kinds),
                     change=_balance(own, kinds), change_bytes=running[-1] if running else 0,
                 )
             )  # fmt: skip
-            first += births
+            first += allocated_count
         ended = {~e for e in events if e < 0}
         return cls(tuple(parts), kinds, [s for s in range(len(kinds)) if s not in ended], moments, given, streams or {})
 
@@ -148,7 +148,7 @@ class Timeline(Lifetimes):
         self.nbytes = 0
         self._living: dict[int, Tensor] = {}
         self.moment = ""
-        self.stream = 0  # what is born from here on is on this one
+        self.stream = 0  # later allocations are on this one
         self._peaks: dict[str, Peak] = {}
         self._phase = ""
         self._top_bytes = -1  # the phase's highest moment so far
@@ -214,7 +214,7 @@ class Timeline(Lifetimes):
         return tensor
 
     def alloc_all(self, component: str, size: Size, parts: Iterable[int]) -> None:
-        """Tensors that stay, told of as one: `size` is what `parts`, their bytes in the order of birth, sum up to."""
+        """Tensors that stay, shown as one: `size` is what `parts`, their bytes as allocated, sum up to."""
         self._kind(component, size).count += 1
         self.nbytes += size.nbytes
         for nbytes in parts:
@@ -254,7 +254,7 @@ class Timeline(Lifetimes):
             ]  # fmt: skip
         else:
             self.events += [e + shift if e >= 0 else e - shift for e in part.events]
-        allocated = part.births
+        allocated = part.allocated_count
         self.sizes += [size.nbytes for _, size in kinds[first : first + allocated]]
         if self.stream:
             self.streams |= dict.fromkeys(range(first + shift, first + shift + allocated), self.stream)
@@ -320,7 +320,7 @@ class Timeline(Lifetimes):
             self._top_bytes, self._top_moment, self._climbing = self.nbytes, self.moment, True
 
     def _settle(self) -> None:
-        """Note what is alive at the top, before the first tensor after it dies."""
+        """Note what is alive at the top, before the first tensor after it is freed."""
         if self._climbing:
             alive = {kind: kind.count for kind in self.living()}
             self._peaks[self._phase] = Peak(self._top_bytes, self._top_moment, alive)

@@ -76,7 +76,7 @@ class Spending(Record):
         return None
 
 
-PRICES = Prices.of(RunConfig())  # of electricity, where nobody says others
+PRICES = Prices.of(RunConfig())  # of electricity, by default
 
 
 class Timing(Spending):

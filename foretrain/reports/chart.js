@@ -31,14 +31,14 @@ class Chart {
   constructor(figure, found, { view = 0, weight = 0 } = {}) {
     Object.assign(this, { figure, chosen: view, weight, at: -1, left: new Set() });
     this.drawing = figure.querySelector(".drawing");
-    this.said = figure.querySelector(".said");
+    this.readout = figure.querySelector(".readout");
     this.tip = document.createElement("div");
     this.tip.className = "tip";
     this.drawing.addEventListener("pointermove", event => this.point(event));
     this.drawing.addEventListener("pointerdown", event => this.point(event));
     this.drawing.addEventListener("pointerleave", () => this.leave());
     this.drawing.addEventListener("keydown", event => this.walk(event));
-    this.drawing.addEventListener("blur", () => { this.leave(); this.said.textContent = ""; });
+    this.drawing.addEventListener("blur", () => { this.leave(); this.readout.textContent = ""; });
     figure.querySelectorAll(".switch input").forEach((input, i) => input.addEventListener("change", () => this.choose(i)));
     const slider = figure.querySelector(".smooth input");
     slider?.addEventListener("input", () => this.smooth(+slider.value));
@@ -47,7 +47,7 @@ class Chart {
 
   // After what is drawn was put into its place.
   show(found) {
-    const told = this.tip.classList.contains("told");
+    const isShown = this.tip.classList.contains("shown");
     this.found = found;
     this.keys = [...this.figure.querySelectorAll(".legend button")];
     this.keys.forEach((key, i) => key.addEventListener("click", () => this.toggle(i)));
@@ -55,7 +55,7 @@ class Chart {
     this.choose(Math.min(this.chosen, found.stops.length - 1));
     this.smooth(this.weight);
     this.hide();
-    if (told && this.at >= 0) this.tell(this.at);
+    if (isShown && this.at >= 0) this.tell(this.at);
   }
 
   get stops() { return this.found.stops[this.chosen]; }
@@ -97,7 +97,7 @@ class Chart {
     const right = from - frame.left + gap, fits = right + wide <= frame.width;
     this.tip.style.left = `${Math.max(0, fits ? right : Math.max(0, from - frame.left - gap - wide))}px`;
     this.tip.style.top = `${Math.max(0, Math.min(py - frame.top - 12, frame.height - this.tip.offsetHeight))}px`;
-    this.tip.classList.add("told");
+    this.tip.classList.add("shown");
     const inside = (a, b) => [place.left + a * place.width / 1000, place.top + b * place.height / 1000];
     const [gx] = inside(u, v), marks = mode === "along" ? [element("path", { d: `M${gx} ${place.top}v${place.height}`, class: "guide" })] : [];
     for (const [, , a, b] of mode === "near" ? [[0, 0, u, v]] : shown) if (a !== undefined) { const [cx, cy] = inside(a, b); marks.push(element("circle", { cx, cy, r: mode === "near" ? 8 : 4 })); }
@@ -107,18 +107,18 @@ class Chart {
   }
 
   leave() {
-    this.tip.classList.remove("told");
+    this.tip.classList.remove("shown");
     this.drawing.querySelectorAll(".marks").forEach(one => one.remove());
   }
 
   walk(event) {
     const count = this.stops.length, far = Math.max(1, Math.round(count / 12)), rtl = document.documentElement.dir === "rtl";
     const by = { ArrowRight: rtl ? -1 : 1, ArrowLeft: rtl ? 1 : -1, ArrowDown: 1, ArrowUp: -1, PageDown: far, PageUp: -far, Home: -Infinity, End: Infinity }[event.key];
-    if (event.key === "Escape") { this.leave(); this.said.textContent = ""; return; }
+    if (event.key === "Escape") { this.leave(); this.readout.textContent = ""; return; }
     if (by === undefined || !count) return;
     event.preventDefault();
     const next = by === -Infinity ? 0 : by === Infinity ? count - 1 : this.at < 0 ? 0 : this.at + by;
-    this.said.textContent = this.tell(Math.min(count - 1, Math.max(0, next))).join(" · ");
+    this.readout.textContent = this.tell(Math.min(count - 1, Math.max(0, next))).join(" · ");
   }
 
   toggle(series) {

@@ -46,7 +46,7 @@ DASHES = ("", "6 3", "2 3", "9 3 2 3")
 WIDTHS = {920: "wide", 620: "middle", 360: "narrow"}
 NAMED = ("number", "count", "money")  # formats without a unit: the name of the axis stands behind their values
 STOPS = 250  # places of curves that somebody can point to
-NEAR = 0.015  # of the axis: what is said there of another curve is of a point so near
+NEAR = 0.015  # of the axis: another curve's value there comes from a point this near
 
 Stop = list[Any]  # where it is along and across, title, end, and [series, text, along, across] for each line
 
@@ -87,8 +87,8 @@ def pointed(chart: Chart) -> dict[str, Any]:
         return words.setdefault(printable(text), len(words))
 
     def stop(along: float, across: float, title: str, end: str, lines: list[Any]) -> Stop:
-        said = [[series, word(text), *(round(1000 * place) for place in places)] for series, text, *places in lines]
-        return [round(1000 * along), round(1000 * across), word(title), word(end), said]
+        entries = [[series, word(text), *(round(1000 * place) for place in places)] for series, text, *places in lines]
+        return [round(1000 * along), round(1000 * across), word(title), word(end), entries]
 
     stops = [[stop(*each) for each in view.stops] for view in chart.views]
     return {"mode": chart.mode, "stops": stops, "words": list(words)}
@@ -111,7 +111,7 @@ def figure(picture: Picture, chart: Chart, name: str) -> Node:
     ]
     return node(
         "figure", node("figcaption", node("h3", title), *source), *_choices(chart, name), drawing,
-        *([node("ul", *keys, class_="legend")] if keys else []), node("p", class_="said", role="status"),
+        *([node("ul", *keys, class_="legend")] if keys else []), node("p", class_="readout", role="status"),
         class_="picture",
     )  # fmt: skip
 
@@ -263,11 +263,11 @@ def _ranks(ranks: Ranks) -> Chart:
     axis = ranks.axis if ranks.axis.log else replace(ranks.axis, from_zero=True)
     rows, stops = [], []
     for i, rank in enumerate(ranks.ranks):
-        said, value = cell_text(rank.said), shown(rank.value, axis.format)
+        remark, value = cell_text(rank.remark), shown(rank.value, axis.format)
         fill = TONES.get(rank.tone, colour(0)) if rank.colour is None else colour(rank.colour)
         ends = None if rank.low is None or rank.high is None else (rank.low, rank.high)
         segment = (rank.value, fill, {} if rank.strong else {"fill_opacity": "0.6"})
-        rows.append(Bar(cell_text(rank.label), [segment], f"{value} · {said}" if said else value, ends))
+        rows.append(Bar(cell_text(rank.label), [segment], f"{value} · {remark}" if remark else value, ends))
         ranged = range_text(*ends, axis) if ends else ""
         stops.append([0.5, (i + 0.5) / len(ranks.ranks), rows[i].label, ranged, [[0, rows[i].end]]])
     most = max([1e-9, *(row.most for row in rows), *(level.value for level in ranks.levels)])
@@ -410,12 +410,12 @@ def _curve_stops(curves: Curves, place: int, points: list[list[Point]], x: Scale
         along, across, k, series = min(lines, key=lambda line: abs(line[0] - at))
         here = curves.traces[series].places[place][k]
         spans = dict.fromkeys(span.label.text() for span in curves.spans if span.start <= here <= span.end)
-        said = []
+        lines_at = []
         for px, py, which, one in lines:
             trace = curves.traces[one]
-            said.append([one, f"{cell_text(trace.label)}: {shown(trace.values[which], curves.y.format)}", px, py])
+            lines_at.append([one, f"{cell_text(trace.label)}: {shown(trace.values[which], curves.y.format)}", px, py])
         title = f"{shown(here, axis.format)} {named}".strip()
-        found.append([along, across, title, " · ".join(spans), said])
+        found.append([along, across, title, " · ".join(spans), lines_at])
     return found
 
 
@@ -470,8 +470,8 @@ def _dot_stop(scatter: Scatter, series: int, dot: Dot, x: Scale, y: Scale) -> St
     across = f"{scatter.y.label.text()}: {shown(dot.y, scatter.y.format)}"
     if dot.low is not None and dot.high is not None:
         across += f" ({range_text(dot.low, dot.high, scatter.y)})"
-    said = (f"{scatter.x.label.text()}: {shown(dot.x, scatter.x.format)}", across, cell_text(dot.note))
-    lines = [[series, line] for line in said if line]
+    texts = (f"{scatter.x.label.text()}: {shown(dot.x, scatter.x.format)}", across, cell_text(dot.note))
+    lines = [[series, line] for line in texts if line]
     return [x.at(dot.x), 1 - y.at(dot.y), cell_text(dot.label), "", lines]
 
 

@@ -202,7 +202,7 @@ class Rank:
     value: float
     low: float | None = None
     high: float | None = None
-    said: Cell = ""
+    remark: Cell = ""
     tone: str = "plain"
     strong: bool = False
     colour: int | None = None
@@ -210,12 +210,12 @@ class Rank:
 
 @dataclass(frozen=True)
 class Ranks:
-    """Horizontal bars of one quantity. `said_label` heads what is said at the ends, in the table."""
+    """Horizontal bars of one quantity. `remark_label` heads the remarks at their ends, in the table."""
 
     title: Message
     axis: Axis
     ranks: tuple[Rank, ...]
-    said_label: Cell = ""
+    remark_label: Cell = ""
     levels: tuple[Level, ...] = ()
     source: Message | None = None
     numbers: Table | None = None  # where more is known than is shown

@@ -71,7 +71,7 @@ def report(
 
     `sources`, `gpu`, `used_by_others`, `price`: as in `compare`. `gpus`: cards that train one model together.
     `out`: the file; None: report.html in a run's folder,
-    else report-NAME.html here; only a report of before is written over. `exact`: a plan's step is traced.
+    else report-NAME.html here; only an earlier report is overwritten. `exact`: a plan's step is traced.
     Raises UserError for what cannot be read or written.
     """
     asked = Asked([str(source) for source in sources], (), Cards(gpus, gpu, others=used_by_others), price, exact)

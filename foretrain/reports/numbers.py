@@ -133,11 +133,11 @@ def _ranks(ranks: Ranks) -> Table:
     if ranks.numbers is not None:
         return ranks.numbers
     ranged = any(rank.low is not None for rank in ranks.ranks)
-    said = any(cell_text(rank.said) for rank in ranks.ranks)
+    remarked = any(cell_text(rank.remark) for rank in ranks.ranks)
     rows = tuple(
         (
             rank.label, value_cell(rank.value, ranks.axis.format),
-            *([range_text(rank.low, rank.high, ranks.axis)] if ranged else []), *([rank.said] if said else []),
+            *([range_text(rank.low, rank.high, ranks.axis)] if ranged else []), *([rank.remark] if remarked else []),
         )
         for rank in ranks.ranks
     )  # fmt: skip
@@ -145,7 +145,7 @@ def _ranks(ranks: Ranks) -> Table:
         "",
         ranks.axis.label,
         *([Message("column.range")] if ranged else []),
-        *([ranks.said_label] if said else []),
+        *([ranks.remark_label] if remarked else []),
     )
     return Table(columns, rows, frozenset(range(1, 2 + ranged)))
 

@@ -83,8 +83,8 @@ def mirrored(table: RichTable) -> RenderableType:
     for column in reversed(table.columns):
         made.add_column(_cell(column.header), justify="right", overflow="fold")
     rows = zip(*(list(column.cells) for column in reversed(table.columns)), strict=True)
-    for row, told in zip(rows, table.rows, strict=True):
-        made.add_row(*(_cell(cell) for cell in row), style=told.style)
+    for row, source in zip(rows, table.rows, strict=True):
+        made.add_row(*(_cell(cell) for cell in row), style=source.style)
     return Align.right(made)
 
 
@@ -101,7 +101,7 @@ GROUP_LETTERS = {
     "python": "p", "kept": "k", "vllm": "v",
 }  # fmt: skip
 _BAR_WIDTH = 60
-MOST_ROWS = 20  # of a picture's numbers; a terminal is no place for more
+MOST_ROWS = 20  # of a picture's numbers; a terminal has no room for more
 PROSE_WIDTH = 100  # longer lines are hard to read
 INDENT = 2
 GAP = 2  # blanks between columns
@@ -167,10 +167,10 @@ def _rows(rows: list[Row], width: int) -> RichTable:
     rich.add_column(overflow="fold")
     room = width - GAP - max(map(cell_len, labels), default=0)
     for label, row in zip(labels, rows, strict=True):
-        said = _text(cell_text(row.text))
+        body = _text(cell_text(row.text))
         if row.command:
-            said = Text("\n").join([*([said] if said else []), Text(_command(row.command, room), style="bold")])
-        rich.add_row(label, said)
+            body = Text("\n").join([*([body] if body else []), Text(_command(row.command, room), style="bold")])
+        rich.add_row(label, body)
     return rich
 
 

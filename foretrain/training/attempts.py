@@ -56,8 +56,8 @@ def not_compiled(error: BaseException) -> NotCompiled | None:
     if not any(cls.__module__.startswith(_FROM) for cls in type(error).__mro__):
         return None
     inner = getattr(error, "inner_exception", None) or error
-    said = next((line.strip() for line in str(inner).splitlines() if line.strip()), "")
-    return NotCompiled(f"{type(inner).__name__}: {said}"[:200])
+    message = next((line.strip() for line in str(inner).splitlines() if line.strip()), "")
+    return NotCompiled(f"{type(inner).__name__}: {message}"[:200])
 
 
 MEASURED = 2  # batches that show the peak
@@ -255,8 +255,8 @@ def ending_of(error: BaseException, path: Path, step: int, out_of_memory: Callab
         values = {"operator": lacking[1], "torch": torch.__version__}
         return Ending("failed", "environment.mps_operator", UserError("environment.mps_operator", **values))
     if card_is_lost(error):
-        said = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        return Ending("failed", CARD_FAILED, UserError(CARD_FAILED, step=step, said=said[:200]))
+        message = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        return Ending("failed", CARD_FAILED, UserError(CARD_FAILED, step=step, message=message[:200]))
     return Ending("failed", type(error).__name__, error)
 
 

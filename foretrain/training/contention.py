@@ -12,7 +12,7 @@ from foretrain.hardware.cpu import usable_cores
 from foretrain.runs.record import MachineLoad, crowded
 
 LEAST_S, WINDOW_S = 1.0, 3.0  # jiffies are 10 ms, and a second of somebody's browser is not worth a line
-QUIET_S, TOLD_EVERY_S = 20.0, 300.0
+QUIET_S, REPORT_EVERY_S = 20.0, 300.0
 STALL_FACTOR, STALL_S = 4.0, 0.1  # a step so many times the median, and so much longer, is a stall
 LEAST_STEPS, RECENT = 5, 50  # steps that the median is of
 SHORTER, TRIED_AGAIN_S = 0.95, 300.0  # a way to wait wins at this share of a step, and is retried after so long
@@ -82,7 +82,7 @@ class Contention:
         self._recent: list[float] = []
         self._steps: list[float] = []  # of the window
         self._took: dict[bool, tuple[float, float]] = {}  # by `gives_way`: a step beside others, and its time
-        self._told, self._quiet_s, self._told_s = False, 0.0, float("-inf")
+        self._reported, self._quiet_s, self._reported_s = False, 0.0, float("-inf")
 
     def begin(self) -> list[Event]:
         """Return events about the machine before the first step, watched for a second."""
@@ -145,9 +145,9 @@ class Contention:
 
     def _busy_now(self, window: "Sums") -> list[Event]:
         self._quiet_s = 0.0
-        if self._told or self.clock.wall() - self._told_s < TOLD_EVERY_S:
+        if self._reported or self.clock.wall() - self._reported_s < REPORT_EVERY_S:
             return []
-        self._told, self._told_s = True, self.clock.wall()
+        self._reported, self._reported_s = True, self.clock.wall()
         return [("machine_busy", window.shares(self.cores))]
 
     def _quiet(self, window: "Sums") -> list[Event]:
@@ -155,9 +155,9 @@ class Contention:
         if self._quiet_s < QUIET_S:
             return []
         self.gives_way, self._took = False, {}
-        if not self._told:
+        if not self._reported:
             return []
-        self._told = False
+        self._reported = False
         return [("machine_quiet", window.shares(self.cores))]
 
     def result(self) -> MachineLoad | None:

@@ -71,15 +71,15 @@ class Watch:
 
     def __init__(self, limit_bytes: int | None) -> None:
         self.limit_bytes = limit_bytes
-        self.told = False
+        self.reported = False
 
     def exceeded(self, meter: Meter) -> int | None:
-        if self.told or self.limit_bytes is None:
+        if self.reported or self.limit_bytes is None:
             return None
         peak = meter.process_peak() if meter.device.type == "cpu" else None
         if peak is None or peak <= self.limit_bytes:
             return None
-        self.told = True
+        self.reported = True
         return peak
 
 

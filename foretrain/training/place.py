@@ -47,10 +47,10 @@ class OfRank(UserError):
 
     def __init__(self, word: dict[str, Any]) -> None:
         super().__init__(word["id"], **word["values"])
-        self.rank, self.host, self.said = word["rank"], word["host"], word["said"]
+        self.rank, self.host, self.message = word["rank"], word["host"], word["said"]
 
     def __str__(self) -> str:
-        return say("error.environment.of_rank", rank=self.rank, host=self.host, said=self.said)
+        return say("error.environment.of_rank", rank=self.rank, host=self.host, message=self.message)
 
 
 def place_of(environ: Mapping[str, str]) -> Place:

@@ -176,8 +176,8 @@ class Group(Ranks):
             gone = [0]
         if gone:
             return UserError("environment.ranks_lost", ranks=gone, count=len(gone), world=self.world)
-        said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        return UserError("environment.collective_failed", said=said[:200], seconds=self.timeout_s)
+        message = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        return UserError("environment.collective_failed", message=message[:200], seconds=self.timeout_s)
 
     def _raise_last(self) -> None:
         if self._store.check([LAST]):
@@ -230,12 +230,12 @@ class Group(Ranks):
                 self._leave()
             elif isinstance(error, Exception):
                 found = self.explained(error)
-                told = found if isinstance(found, UserError) else bugs.unexpected_error(found)
-                self.tell(told)
-                if not self.first and not isinstance(told, OfRank):
-                    told = OfRank(self._word(told))
-                if told is not error:
-                    raise told from None
+                reported = found if isinstance(found, UserError) else bugs.unexpected_error(found)
+                self.tell(reported)
+                if not self.first and not isinstance(reported, OfRank):
+                    reported = OfRank(self._word(reported))
+                if reported is not error:
+                    raise reported from None
         finally:
             self._parting.set()
 

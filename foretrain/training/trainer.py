@@ -79,7 +79,7 @@ class Trainer:
         self.clock = time.monotonic
         self.state: TrainState
         self.graphed: GraphedStep | None = None  # the step as one CUDA graph, where the config asks for it
-        self._told_of_graph = False
+        self._graph_reported = False
         self.progress = Progress(step=0, config_digest=config_digest(config), dataset_fingerprint=info.fingerprint)
         self._elapsed_before_s = 0.0
         self._diverging = False
@@ -121,7 +121,7 @@ class Trainer:
             error = self.ranks.explained(raised)
             self.vitals.ran_out(error, getattr(self, "state", None), self.progress.step)
             ending = attempts.ending_of(error, self.directory.path, self.progress.step, self._out_of_memory)
-            if isinstance(error, UserError) and ending.status == "diverged":  # later steps were begun, but none made
+            if isinstance(error, UserError) and ending.status == "diverged":  # another step was begun, but not finished
                 self.progress = self.progress.model_copy(update={"step": error.values.get("step", self.progress.step)})
             # This rank's, or another's.
             if isinstance(ending.error, UserError) and ending.reason in attempts.SMALLER_AT_RESUME:
@@ -260,8 +260,8 @@ class Trainer:
         if not self.together.several and not (self.config.dropout and self.together.by_number):
             asked = with_original_micro_batch(self.config, self.shrunk_from)
             self.graphed = graphed_step(self.state, self.placement.gpu, self._not_recorded, asked)
-            if self.graphed and self.config.cuda_graph == "auto" and not self._told_of_graph:
-                self._told_of_graph = True
+            if self.graphed and self.config.cuda_graph == "auto" and not self._graph_reported:
+                self._graph_reported = True
                 self._note("one_graph")
         elif self.config.cuda_graph == "on" and self.placement.device.type == "cuda":
             self._not_recorded("several ranks share the run")
@@ -341,9 +341,9 @@ class Trainer:
         self.guard.before(step, self.state)
         self._tell("training", step)
         while True:
-            batches, told = self.feed.batches(self.own, step), self.vitals.watching(self.state, phase, step)
+            batches, events = self.feed.batches(self.own, step), self.vitals.watching(self.state, phase, step)
             batches = self.together.dealt(batches, self.own, step)
-            result = attempts.attempt(self.state, batches, carry_out, told, lambda: self.flag.stopping)
+            result = attempts.attempt(self.state, batches, carry_out, events, lambda: self.flag.stopping)
             if isinstance(result, StepResult):
                 self._passed.add("training")
                 return result
@@ -436,14 +436,14 @@ class Trainer:
         others = self.contention.take_others()
         return {} if others is None else {"others_cores": round(others, 2)}
 
-    def _tell_load(self, told: list[Event]) -> None:
-        for id, values in told:
+    def _tell_load(self, events: list[Event]) -> None:
+        for id, values in events:
             self._note(id, step=self.progress.step, **values)
             if id == "machine_busy":
                 self.pace.expected = None  # the forecast is of a quiet machine; measurements now tell more
         if self.contention.gives_way != self.waiting.asleep:
             self.waiting.sleep() if self.contention.gives_way else self.waiting.spin()
-        if self.waiting.asleep and any(id == "machine_busy" for id, _ in told):
+        if self.waiting.asleep and any(id == "machine_busy" for id, _ in events):
             self._note("threads_sleep")
 
     def _evaluate_and_save(self, step: int, *, force: bool) -> None:

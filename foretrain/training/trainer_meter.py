@@ -190,7 +190,7 @@ class Hooks:
             try:
                 result = original(*args, **kwargs)
             except BaseException as error:
-                self._told(part, error)
+                self._report(part, error)
                 raise
             self.listener.left(part)
             return result
@@ -198,11 +198,11 @@ class Hooks:
         setattr(owner, name, wrapped)
         self._set.append((owner, name, wrapped, before))
 
-    def _told(self, part: str, error: BaseException) -> None:
+    def _report(self, part: str, error: BaseException) -> None:
         if id(error) != self._failing:  # one within another part is reported once
             self._failing = id(error)
             self.listener.failed(part, error)
 
     def _at_the_end(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        self._told("", error)
+        self._report("", error)
         self._before(kind, error, trace)

@@ -21,7 +21,7 @@ from foretrain.training.attempts import is_out_of_memory
 EVERY_S = 1.0
 # What lowers a card's clock beyond its own power limit, and in how many samples in a row it has to.
 _THROTTLING = ("thermal", "hardware_thermal", "hardware_slowdown", "power_brake")
-_SAMPLES, _TOLD_EVERY_S = 5, 600.0
+_SAMPLES, _REPORT_EVERY_S = 5, 600.0
 MAX_MESSAGE = 400
 # Where in a step memory ran out: the first of these that a frame of the traceback shows, from the innermost out.
 _MOMENTS = (
@@ -44,7 +44,7 @@ class Vitals:
         self._asked_s = -EVERY_S
         self._cpu_s = time.process_time()
         self.clocks = Clocks()
-        self._fastest_ghz, self._throttled, self._told_s = 0.0, 0, -_TOLD_EVERY_S
+        self._fastest_ghz, self._throttled, self._reported_s = 0.0, 0, -_REPORT_EVERY_S
         self._odd: list[tuple[str, dict[str, Any]]] = []
 
     def now(self) -> dict[str, Any]:
@@ -78,8 +78,8 @@ class Vitals:
         self._fastest_ghz = max(self._fastest_ghz, clock_ghz)
         reasons = [reason for reason in _THROTTLING if reason in sample.reasons]
         self._throttled = self._throttled + 1 if reasons else 0
-        if self._throttled >= _SAMPLES and time.monotonic() - self._told_s >= _TOLD_EVERY_S:
-            self._told_s = time.monotonic()
+        if self._throttled >= _SAMPLES and time.monotonic() - self._reported_s >= _REPORT_EVERY_S:
+            self._reported_s = time.monotonic()
             values = {"reasons": reasons, "clock_ghz": clock_ghz, "fastest_ghz": self._fastest_ghz}
             values |= {"temperature_c": sample.temperature_c or 0, "power_w": sample.power_w or 0.0}
             self._odd.append(("throttled", values))
@@ -112,10 +112,10 @@ class Vitals:
             self.directory.event("out_of_memory", **values)
 
     def _figures(self, message: str) -> dict[str, Any]:
-        said = oom_message.parse(message)
+        parsed = oom_message.parse(message)
         values: dict[str, Any] = {"message": " ".join(message.split())[:MAX_MESSAGE]}
-        if said is not None:
-            values |= said.figures()
+        if parsed is not None:
+            values |= parsed.figures()
         values |= self._of_card() if self.device.type == "cuda" else of_host()
         return values
 

@@ -61,19 +61,19 @@ class _Stream:
     def __init__(self, source: int, target: int) -> None:
         self.source, self.target = source, target
 
-    def begin(self, told: "queue.Queue[tuple[int, bytes]]") -> None:
+    def begin(self, printed: "queue.Queue[tuple[int, bytes]]") -> None:
         """Start; an empty piece is the end."""
-        threading.Thread(target=self._run, args=(told,), daemon=True).start()
+        threading.Thread(target=self._run, args=(printed,), daemon=True).start()
 
-    def _run(self, told: "queue.Queue[tuple[int, bytes]]") -> None:
+    def _run(self, printed: "queue.Queue[tuple[int, bytes]]") -> None:
         with contextlib.suppress(OSError):  # a pseudo-terminal ends with EIO
             while data := os.read(self.source, _CHUNK):
                 heard = self._pass_on(data)
-                told.put((self.target, data))
-                if not heard:  # the command is told by its next write, as it would be without us
+                printed.put((self.target, data))
+                if not heard:  # the command learns it by its next write, as it would be without us
                     break
         os.close(self.source)
-        told.put((self.target, b""))
+        printed.put((self.target, b""))
 
     def _pass_on(self, data: bytes) -> bool:
         view = memoryview(data)
@@ -194,15 +194,15 @@ class Passthrough:
     def run(self, sink: Sink, tick: Callable[[], None] = lambda: None) -> Ended:
         """Pass everything on to the command's end. `sink` hears (our descriptor, bytes) of each piece after it was
         passed on; `tick` is called a few times a second."""
-        told: queue.Queue[tuple[int, bytes]] = queue.Queue(_WAITING)
+        printed: queue.Queue[tuple[int, bytes]] = queue.Queue(_WAITING)
         ended: Ended | None = None
         open_streams, quiet_since_s = len(self.streams), 0.0
         with self._signals:
             for stream in self.streams:
-                stream.begin(told)
+                stream.begin(printed)
             while ended is None or (open_streams and time.monotonic() - quiet_since_s < DRAIN_S):
                 with contextlib.suppress(queue.Empty):
-                    target, data = told.get(timeout=POLL_S)
+                    target, data = printed.get(timeout=POLL_S)
                     quiet_since_s = time.monotonic()
                     open_streams -= not data
                     if data:
@@ -393,7 +393,7 @@ class _Output:
             try:
                 self.file.write(data)
                 self.kept_bytes += len(data)
-            except OSError as error:  # a full disk is no reason to end somebody's training
+            except OSError as error:  # a full disk must not end somebody's training
                 self.problem = error.strerror or str(error)
         try:
             self._read(stream, data)

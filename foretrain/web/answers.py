@@ -45,7 +45,7 @@ def plan_json(request: Request, plan: AnyPlan) -> dict[str, Any]:
     # What pays stands among the lines.
     blocks = verdict["blocks"][:1] if isinstance(plan, ClusterPlan) else verdict["blocks"]
     return {
-        "schema": SCHEMA, "title": document["title"], "said": [printable(each.text()) for each in shown.said],
+        "schema": SCHEMA, "title": document["title"], "sentences": [printable(each.text()) for each in shown.sentences],
         "verdict": blocks, "figures": block_json(shown.figures)["items"],
         "pictures": [block_json(picture) for picture in shown.pictures], "table": block_json(table) if table else None,
         "heading": say("page.strategies" if isinstance(plan, ClusterPlan) else "inference.formats"),

@@ -145,9 +145,9 @@ def spoken() -> dict[str, Any]:
     """What the page needs to speak: its texts as {id: text}, the language that they are in, and those there are."""
     language = messages.current()
     every = messages.texts(language.id).items()
-    said = {id: text for id, text in every if id.startswith("page.") and not id.startswith(_ANSWERED)}
+    summary = {id: text for id, text in every if id.startswith("page.") and not id.startswith(_ANSWERED)}
     return {
-        "texts": {id: messages.isolated(text) for id, text in said.items()}, "language": language.id,
+        "texts": {id: messages.isolated(text) for id, text in summary.items()}, "language": language.id,
         "direction": language.direction,
         "languages": [{"id": one.id, "name": one.name} for one in messages.languages().values()],
     }  # fmt: skip
@@ -192,7 +192,7 @@ def cards(form: Form) -> Made:
 
 
 def read(found: Pasted) -> Made:
-    """Read what a pasted text sets: options, `model`, `config`, `said` and `notes`. Raises UserError."""
+    """Read what a pasted text sets: options, `model`, `config`, `summary` and `notes`. Raises UserError."""
     name = printable(found.name).replace("\n", " ").strip() or "pasted"
     read_as = _read_config if found.kind == "pretraining" else _read_model
     return 200, {"schema": SCHEMA, **read_as(found, name)}
@@ -201,25 +201,25 @@ def read(found: Pasted) -> Made:
 def _read_config(found: Pasted, name: str) -> dict[str, Any]:
     read = from_text(found.text, name)
     values = {key: getattr(read.config, key) for key in read.sources if key != "device"}  # which the form chooses
-    said = say("page.was_read", count=len(values), name=read.name)
+    summary = say("page.was_read", count=len(values), name=read.name)
     notes = [printable(str(note)) for note in read.notes]
-    return {"name": read.name, "model": "", "values": values, "said": printable(said), "notes": notes}
+    return {"name": read.name, "model": "", "values": values, "summary": printable(summary), "notes": notes}
 
 
 def _read_model(found: Pasted, name: str) -> dict[str, Any]:
     read = read_pasted(found.text, name)
     values = read.values if found.kind == "fine-tuning" else {}
     notes = [Message(f"note.{note.id}", note.values).text() for note in read.reading.notes] if values else []
-    said, model = say("page.was_read", count=len(values), name=name), {}
+    summary, model = say("page.was_read", count=len(values), name=name), {}
     if read.model is not None:
         model = {"model": read.model.name, "config": shortened(read.model) if read.is_model else ""}
-        said = say("page.finetune.model_read", model=read.model.name, name=name) if read.is_model else said
+        summary = say("page.finetune.model_read", model=read.model.name, name=name) if read.is_model else summary
     elif read.named:
         notes.insert(0, say("page.finetune.not_here", model=read.named[:100]))
     else:
         notes.insert(0, say("page.finetune.no_model"))
-    said, notes = printable(said), [printable(note) for note in notes]
-    return {"name": name, **model, "values": values, "said": said, "notes": notes}
+    summary, notes = printable(summary), [printable(note) for note in notes]
+    return {"name": name, **model, "values": values, "summary": summary, "notes": notes}
 
 
 def toml(form: Form) -> Made:
@@ -242,7 +242,7 @@ POSTED: dict[str, Callable[[bytes | str], Made]] = {
 
 
 def begin(language: str) -> str:
-    """What the page needs once, as JSON. What needs the machine of its user is said to be missing."""
+    """What the page needs once, as JSON. What needs the user's own machine is listed as missing."""
     with messages.speaking(language):
         return _as_json(start(say("page.site.no_exact"), say("page.site.no_runs")))
 

@@ -38,17 +38,17 @@ from foretrain.web import answers, calls, child, runs
 from foretrain.web.answers import SCHEMA, Made, answered
 from foretrain.web.form import Form, line_of
 from foretrain.web.guard import App, Guard, Receive, Scope, Send
-from foretrain.web.runs import ObservedRun, Runs, row, said_of
+from foretrain.web.runs import ObservedRun, Runs, label_json, row
 
 
 def made(chosen: Sequence[tuple[str, ObservedRun | None]]) -> dict[str, Any]:
     """Return the `runs` in the order of `chosen` (None: no such id), their comparison or `problem`, and `command`."""
-    told, subjects = [], []
+    states, subjects = [], []
     for id, run in chosen:
         state, subject = _read(id, run)
-        told.append(state)
+        states.append(state)
         subjects += [subject] if subject else []
-    answer = {"schema": SCHEMA, "runs": told, "document": None, "problem": "", "command": ""}
+    answer = {"schema": SCHEMA, "runs": states, "document": None, "problem": "", "command": ""}
     if len(subjects) < 2:
         return {**answer, "problem": say("page.beside.too_few")}
     try:
@@ -71,11 +71,11 @@ def of_paths(asked: list[tuple[str, str | None]]) -> dict[str, Any]:
 def _read(id: str, run: ObservedRun | None) -> tuple[dict[str, Any], Subject | None]:
     if run is None:
         return {"id": id, "name": "", "path": "", "notes": [], "problem": say("page.beside.gone")}, None
-    state = {"id": id, **said_of(run, run.id), "notes": [], "problem": ""}
+    state = {"id": id, **label_json(run, run.id), "notes": [], "problem": ""}
     try:
         record = run.any_record()
         if isinstance(record, TrainerRun):
-            state |= said_of(run, record.name)
+            state |= label_json(run, record.name)
         subject = source.of(SourceRequest(path=str(run.path), label=state["name"]), run)
     except UserError as error:
         return {**state, "problem": printable(str(error))}, None
@@ -164,7 +164,7 @@ class Job:
         self._child = child.Child(work, form.model_dump(mode="json"))
         self.stop = self._child.stop
 
-    def told(self, wait_s: float) -> Made:
+    def result(self, wait_s: float) -> Made:
         """Return the answer, waited for so long; else 202 and how far it is. Raises UserError."""
         if not self._child.finished(wait_s):
             seconds, progress = int(time.monotonic() - self._begun), self._child.progress
@@ -183,14 +183,14 @@ class Jobs:
     def advise(self, form: Form) -> Made:
         """Begin to look for changes. Raises UserError for what cannot be asked."""
         line_of(form).request()
-        return self._begun("advice", form).told(WAIT_S)
+        return self._begun("advice", form).result(WAIT_S)
 
     def trace(self, form: Form) -> Made:
         """Begin to trace a form. Raises UserError for what cannot be planned, and where nothing can be traced here."""
         calls.to_trace(form)
         if reason := service.why_not():
             raise UserError("environment.no_trace", reason=reason)
-        return self._begun("exact", form).told(0.0)
+        return self._begun("exact", form).result(0.0)
 
     def _begun(self, work: str, form: Form) -> Job:
         with self._turn:
@@ -360,7 +360,7 @@ class _Handlers:
 
     async def job(self, request: Request) -> Response:
         job = self.jobs.get(request.path_params["id"])
-        return _refusal("missing", 404) if job is None else await _answer(lambda: job.told(WAIT_S))
+        return _refusal("missing", 404) if job is None else await _answer(lambda: job.result(WAIT_S))
 
     async def stop(self, request: Request) -> Response:
         job = self.jobs.get(request.path_params["id"])

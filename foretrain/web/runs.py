@@ -29,11 +29,11 @@ _SHOWN = ("kind", "step", "loss", "val_loss", "train_loss", "step_s", "tokens_pe
           "elapsed_s", "evaluation_s", "learning_rate", "grad_norm", "best")  # fmt: skip
 
 
-def said_of(run: ObservedRun, name: str) -> dict[str, Any]:
-    said = label.read_label(run.path)
+def label_json(run: ObservedRun, name: str) -> dict[str, Any]:
+    own = label.read_label(run.path)
     return {
-        "name": printable(said.title or name), "path": printable(str(run.path)), "note": printable(said.note),
-        "tags": [printable(" ".join(tag.split())) for tag in said.tags],
+        "name": printable(own.title or name), "path": printable(str(run.path)), "note": printable(own.note),
+        "tags": [printable(" ".join(tag.split())) for tag in own.tags],
     }  # fmt: skip
 
 
@@ -99,7 +99,7 @@ def _lines(path: Path, start: int) -> Iterator[bytes]:
 
 
 def _parsed(lines: list[bytes]) -> list[dict[str, Any]]:
-    """What of these lines can be shown; those that a crash or a hand has spoilt are left out."""
+    """What of these lines can be shown; those damaged by a crash or by hand are left out."""
     found = []
     for line in lines:
         with contextlib.suppress(ValueError, RecursionError):
@@ -154,7 +154,7 @@ def _curves(name: str, y: Axis, traces: list[Trace]) -> Curves:
 
 
 def _trace(label: Message, lines: Lines, key: str, shift: int, colour: int = 0) -> Trace:
-    """`shift`: 1 where a line is of a step that is done, 0 where it is said before one."""
+    """`shift`: 1 where a line is about a finished step, 0 where it comes before one."""
     found = [(line["step"] + shift, line[key]) for line in lines if isinstance(line.get(key), int | float)]
     kept = [found[i] for i in extremes([y for _, y in found], MOST_POINTS)]
     places, values = tuple(float(x) for x, _ in kept), tuple(float(y) for _, y in kept)
@@ -208,7 +208,7 @@ class Runs:
         return found
 
     def all(self) -> dict[str, ObservedRun]:
-        """Every run whose folder lies in one of the roots and is no link, by id."""
+        """Every run whose folder lies in one of the roots and is not a link, by id."""
         found = {}
         inside = [root.resolve() for root in self._roots]
         for directory in find_runs(self._roots):
@@ -245,7 +245,7 @@ def _record(run: ObservedRun) -> RunRecord:
 
 def row(id: str, run: ObservedRun, record: RunRecord) -> dict[str, Any]:
     return {
-        "id": id, **said_of(run, record.name), **_state(run, record),
+        "id": id, **label_json(run, record.name), **_state(run, record),
         "val_loss": "–" if record.val_loss is None else format_value(record.val_loss, "digits4"),
         "started": _minute(record.started_at), "gpu": printable(record.device_name),
     }  # fmt: skip

@@ -245,9 +245,9 @@ def test_the_verdict_is_a_replay_at_the_limit() -> None:
         found = traced(plan(config, GPU, used_by_others_bytes=(GPU.memory_bytes or 0) - available))
         assert found.verdict_of("nanogpt") == verdict
         exact = found.exact_of("nanogpt")
-        assert (exact.death is None) == (verdict == "tight")
-        if exact.death is not None:
-            dying = exact.memory.phase(exact.death.phase)
+        assert (exact.failure is None) == (verdict == "tight")
+        if exact.failure is not None:
+            dying = exact.memory.phase(exact.failure.phase)
             assert dying.verdict == "does_not_fit"
 
 
@@ -266,8 +266,8 @@ def test_weights_that_do_not_fit_are_a_verdict() -> None:
     """The run dies while the model is built, which is no row of the table."""
     found = traced(small_plan(memory_limit="50MiB"))
     for step in ("foretrain", "nanogpt"):
-        death = found.exact_of(step).death  # type: ignore[arg-type, union-attr]
-        assert (death.phase, death.moment) == ("build", "build")
+        failure = found.exact_of(step).failure  # type: ignore[arg-type, union-attr]
+        assert (failure.phase, failure.moment) == ("build", "build")
         assert found.verdict_of(step) == "does_not_fit"  # type: ignore[arg-type]
     assert "Out of memory in the set-up: it asks for" in str(_texts(plan_view.document(found)))
 
@@ -281,15 +281,15 @@ def test_a_fraction_of_the_card_is_a_cap() -> None:
     """per_process_memory_fraction and, counted from it, garbage_collection_threshold; a trainer's own cap wins."""
     config = {"vocab_size": 8192, "batch_size": 16}
     lives = traced(small_plan(**config)).exact_of("foretrain")
-    assert lives.death is None
+    assert lives.failure is None
     half = lives.smallest_limit_bytes / 2 / (GPU.memory_bytes or 0)
     cap = Settings(per_process_memory_fraction=half)
     capped = traced(small_plan(**config), cap)
     exact = capped.exact_of("foretrain")
-    assert exact.death.limit_bytes == cap.cap_bytes(GPU.memory_bytes or 0)
+    assert exact.failure.limit_bytes == cap.cap_bytes(GPU.memory_bytes or 0)
     assert capped.verdict_of("foretrain") == "does_not_fit"
     own = traced(small_plan(**config, memory_limit="11GiB"), cap).exact_of("foretrain")
-    assert own.death is None
+    assert own.failure is None
     collecting = replace(cap, per_process_memory_fraction=3 * half, garbage_collection_threshold=0.2)
     collected = traced(small_plan(**config), collecting).exact_of("foretrain")
     assert collected is not None

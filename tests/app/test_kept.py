@@ -24,7 +24,7 @@ from foretrain.config.finetune.read import how_chosen, is_asked
 from foretrain.config.options import RunConfig
 from foretrain.config.presets import PRESET_ALIASES, PRESETS, is_surely_asked
 from foretrain.hardware.catalogue import catalogue, find
-from foretrain.predict.memory import Asked, Ledger
+from foretrain.predict.memory import Asked, MemoryEstimate
 from foretrain.predict.plan import READINGS, seconds_by_steps
 from foretrain.predict.pretraining import spent_by_steps, with_steps
 from foretrain.predict.spec import StepSpec
@@ -261,9 +261,9 @@ def test_the_time_of_other_steps_is_that_of_the_whole_run() -> None:
 
 def test_simulation_ends_at_a_first_evaluation_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     config = RunConfig(batch_size=128, gradient_accumulation_steps=4)
-    ledger = Ledger(Asked(StepSpec.of(config, find("4070"))))
+    ledger = MemoryEstimate(Asked(StepSpec.of(config, find("4070"))))
     assert not ledger.fits(12 << 30, 12 << 30)
     assert "_run" not in vars(ledger)
-    assert ledger.memory == Ledger(Asked(ledger.spec)).memory
+    assert ledger.memory == MemoryEstimate(Asked(ledger.spec)).memory
     assert ledger.tensors_bytes > 12 << 30
     assert ledger.is_beyond(12 << 30, 12 << 30)

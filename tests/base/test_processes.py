@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from foretrain.base import processes
-from foretrain.base.processes import Child, Death, Frame
+from foretrain.base.processes import Child, Frame, ProcessExit
 from tests.kit.command import REPO
 
 Start = Callable[..., Child]
@@ -59,7 +59,7 @@ def test_how_it_ended_is_told_with_what_it_printed(what: str, code: int, printed
     assert frames == ([Frame(1)] if what == "raises" else [])
     for _ in range(2):  # whoever asks again hears it again
         died = child.receive()
-        assert isinstance(died, Death)
+        assert isinstance(died, ProcessExit)
         assert (died.code, died.is_killed) == (code, what == "is killed")
         assert died.printed.endswith(printed)
     child.send("nobody hears it")
@@ -69,7 +69,7 @@ def test_a_module_that_is_not_there_is_an_end_as_well() -> None:
     child = Child("foretrain.no_such_module")
     died = child.receive(60)
     child.end()
-    assert isinstance(died, Death)
+    assert isinstance(died, ProcessExit)
     assert "No module named 'foretrain.no_such_module'" in died.printed
 
 
@@ -80,7 +80,7 @@ def test_a_child_waits_for_room_and_can_be_ended_meanwhile(start: Start) -> None
     assert child.process.poll() is None  # 10 MB do not lie here
     assert child.end() == -processes.KILL
     died = child.receive()
-    assert isinstance(died, Death)
+    assert isinstance(died, ProcessExit)
     assert [frame.value for frame in start("floods", most_waiting=2)] == list(range(1000))
 
 

@@ -148,7 +148,7 @@ class Run:
 
 
 def kept(case: Any) -> Path:
-    what = [case.knobs, case.dtype, case.step, case.compiled, measuring_code()]
+    what = [case.settings, case.dtype, case.step, case.compiled, measuring_code()]
     key = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:24]
     return HOME / "measured" / f"{key}.json.gz"
 

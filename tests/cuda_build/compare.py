@@ -39,7 +39,7 @@ def card() -> Gpu:
 
 def requests(case: Any) -> list[Request]:
     """The traces that predict a case; two where only a real card decides how a product is padded."""
-    config = launched(case.knobs)
+    config = launched(case.settings)
     return requests_for(StepSpec.of(config, card(), case.step, dtype=case.dtype, compiled=case.compiled))
 
 

@@ -34,7 +34,7 @@ def drawn() -> Iterator[tuple[Any, float, int]]:
     from tests.cuda_build.grid import cases
 
     source = random.Random(SEED)
-    all_cases = [case for case in cases("large") if not case.knobs.get("eval_only")]
+    all_cases = [case for case in cases("large") if not case.settings.get("eval_only")]
     for index in itertools.count():
         compiled = index % COMPILED_EVERY == COMPILED_EVERY - 1
         case = source.choice([case for case in all_cases if case.compiled == compiled])
@@ -54,7 +54,7 @@ def decide(case: Any, share: float, side: int) -> dict[str, Any]:
     steps = max(1, round(share * edge / (2 * MIB)))
     limit = edge + side * 2 * MIB * steps - (side < 0) * MIB  # the edge is known to a MiB
     ledger = estimated(
-        StepSpec.of(launched(case.knobs), compare.card(), case.step, dtype=case.dtype, compiled=case.compiled)
+        StepSpec.of(launched(case.settings), compare.card(), case.step, dtype=case.dtype, compiled=case.compiled)
     )
     return {
         "case": case.name, "compiled": case.compiled, "edge_bytes": edge, "limit_bytes": limit,

@@ -46,9 +46,9 @@ NANOCHAT = {
     "gradient_accumulation_steps": 2, "vocab_size": 4096, "optimizer": "muon",
 }  # fmt: skip
 FAMILIES = [
-    Case(f"family: {name}", knobs, dtype, "foretrain", compiled)
+    Case(f"family: {name}", settings, dtype, "foretrain", compiled)
     for compiled in (False, True)
-    for name, knobs, dtype in (
+    for name, settings, dtype in (
         ("Llama", LLAMA, "bfloat16"),
         ("Llama", {**LLAMA, "n_layer": 4, "batch_size": 3}, "float32"),
         ("Llama, tied, chunked loss", {**LLAMA, "tied_embeddings": True, "loss_chunk_size": 256}, "bfloat16"),
@@ -125,8 +125,8 @@ TECHNIQUES = (
         for dtype, compiled in (("bfloat16", False), ("float16", False), ("bfloat16", True))
     ]
     + [
-        Case(f"technique: in backward{name}", {**SMALL_GPT2, **IN_BACKWARD, **knobs}, dtype, "foretrain", compiled)
-        for name, knobs, dtype, compiled in (
+        Case(f"technique: in backward{name}", {**SMALL_GPT2, **IN_BACKWARD, **settings}, dtype, "foretrain", compiled)
+        for name, settings, dtype, compiled in (
             ("", {}, "bfloat16", False),
             ("", {}, "float32", False),
             (", checkpointing", {"activation_checkpointing": True, "loss_chunk_size": 256}, "bfloat16", False),
@@ -144,8 +144,10 @@ TECHNIQUES = (
         for compiled in (False, True)
     ]
     + [
-        Case(f"technique: CUDA graph{name}", {**SMALL_GPT2, "cuda_graph": "on", **knobs}, dtype, "foretrain", compiled)
-        for name, knobs, dtype, compiled in (
+        Case(
+            f"technique: CUDA graph{name}", {**SMALL_GPT2, "cuda_graph": "on", **settings}, dtype, "foretrain", compiled
+        )
+        for name, settings, dtype, compiled in (
             ("", {}, "bfloat16", False),
             ("", {}, "float16", False),
             (", dropout and bias", {"dropout": 0.1, "bias": True, "gradient_accumulation_steps": 5}, "float32", False),
@@ -190,22 +192,25 @@ def _in_turn(compiled: bool) -> Iterator[tuple[str, dict[str, Any], bool]]:
 
 def _drawn(draw: random.Random, technique: str, options: dict[str, Any], *, own: bool, compiled: bool) -> Any:
     """A case, or None where these options do not go together."""
-    knobs = {name: draw.choice(values) for name, values in SIZES.items()}
-    knobs["n_embd"] = knobs["n_head"] * draw.choice(HEAD_WIDTHS)
+    settings = {name: draw.choice(values) for name, values in SIZES.items()}
+    settings["n_embd"] = settings["n_head"] * draw.choice(HEAD_WIDTHS)
     dtype = draw.choice(["float32", "bfloat16", "float16"])
     step = draw.choice(["foretrain", "nanogpt"])
     options = {name: draw.choice(value) if isinstance(value, list) else value for name, value in options.items()}
-    while knobs["batch_size"] > 1 and knobs["batch_size"] * knobs["block_size"] * knobs["vocab_size"] > MOST_LOGITS:
-        knobs["batch_size"] //= 2
+    while (
+        settings["batch_size"] > 1
+        and settings["batch_size"] * settings["block_size"] * settings["vocab_size"] > MOST_LOGITS
+    ):
+        settings["batch_size"] //= 2
     if compiled:
-        knobs["n_layer"] = min(knobs["n_layer"], 2)  # each layer is compiled; more of them tell nothing new
+        settings["n_layer"] = min(settings["n_layer"], 2)  # each layer is compiled; more of them tell nothing new
     if own:
         step = "foretrain"
-    knobs |= options
-    config, _ = check({**knobs, "compile": compiled}, {})
-    if config is None or ("master_weights" in knobs and dtype == "float32"):
+    settings |= options
+    config, _ = check({**settings, "compile": compiled}, {})
+    if config is None or ("master_weights" in settings and dtype == "float32"):
         return None
-    return Case(f"{technique}, {step}, {dtype}", knobs, dtype, step, compiled)
+    return Case(f"{technique}, {step}, {dtype}", settings, dtype, step, compiled)
 
 
 # What stands for a case where only the path through the program counts: benchmarks of a second, not of minutes.
@@ -215,10 +220,10 @@ SMALL = {
 }  # fmt: skip
 
 
-def shrunk(knobs: dict[str, Any]) -> dict[str, Any]:
+def shrunk(settings: dict[str, Any]) -> dict[str, Any]:
     """The same program at a size that a CPU does at once."""
-    small = {**knobs, **SMALL}
-    small["gradient_accumulation_steps"] = min(2, knobs.get("gradient_accumulation_steps", 2))
+    small = {**settings, **SMALL}
+    small["gradient_accumulation_steps"] = min(2, settings.get("gradient_accumulation_steps", 2))
     for name, value in (
         ("loss_chunk_size", 16),
         ("checkpointed_blocks", 1),

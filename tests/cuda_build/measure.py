@@ -64,10 +64,10 @@ class Still(Watch):
 
 
 def run(
-    job: dict[str, Any], knobs: dict[str, Any], device: str, watch: Watch, *, compiled: bool, share: Any = None
+    job: dict[str, Any], settings: dict[str, Any], device: str, watch: Watch, *, compiled: bool, share: Any = None
 ) -> Branches:
     with Branches() as branches:
-        config = launched(knobs)
+        config = launched(settings)
         where = torch.device(device)
         drive.RUNS[job["step"]](drive.Job(config, where, job["dtype"], compiled, watch, Names(watch), share))  # type: ignore[arg-type]
     return branches

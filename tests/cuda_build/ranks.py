@@ -45,7 +45,7 @@ class Case(NamedTuple):
     NCCL still has the first bucket when DDP makes the next ones."""
 
     name: str
-    knobs: dict[str, Any]
+    settings: dict[str, Any]
     dtype: str
     sharing: Sharing
     rank: int
@@ -78,33 +78,33 @@ FOUR = Sharing("hsdp", 4, 2)
 def cases() -> list[Case]:
     """Both families and accumulations, every way; then other dtypes and sizes, and four ranks on two nodes."""
     runs = [
-        (model, {**knobs, "gradient_accumulation_steps": accumulation}, "bfloat16", way)
-        for model, knobs in MODELS.items()
+        (model, {**settings, "gradient_accumulation_steps": accumulation}, "bfloat16", way)
+        for model, settings in MODELS.items()
         for accumulation in (1, 4)
         for way in WAYS
     ]
-    found = [(model, knobs, dtype, way, WAYS[way], False) for model, knobs, dtype, way in [*runs, *OTHERS]]
-    for model, knobs, dtype, way in runs:
+    found = [(model, settings, dtype, way, WAYS[way], False) for model, settings, dtype, way in [*runs, *OTHERS]]
+    for model, settings, dtype, way in runs:
         if way in KEEPING:
-            found.append((model, knobs, dtype, f"{way}, bucket kept", WAYS[way], True))
+            found.append((model, settings, dtype, f"{way}, bucket kept", WAYS[way], True))
     four = {**MODELS["GPT-2"], "gradient_accumulation_steps": 2}
     found.append(("GPT-2", four, "bfloat16", "HSDP of 2 x 2", FOUR, False))
     return [
         Case(
-            f"{way}, {model}, {dtype}, accumulation {knobs['gradient_accumulation_steps']}, rank {rank}",
-            knobs,
+            f"{way}, {model}, {dtype}, accumulation {settings['gradient_accumulation_steps']}, rank {rank}",
+            settings,
             dtype,
             sharing,
             rank,
             keeps,
         )
-        for model, knobs, dtype, way, sharing, keeps in found
+        for model, settings, dtype, way, sharing, keeps in found
         for rank in (0, sharing.world - 1)
     ]
 
 
 def spec_of(case: Case) -> StepSpec:
-    config = RunConfig(**{**case.knobs, "compile": False})
+    config = RunConfig(**{**case.settings, "compile": False})
     return StepSpec.of(config, card(), dtype=case.dtype, compiled=False, sharing=case.sharing)  # type: ignore[arg-type]
 
 
@@ -116,7 +116,7 @@ def requests(case: Case) -> list[Request]:
 
 
 def kept(case: Case) -> Path:
-    what = [case.knobs, case.dtype, asdict(case.sharing), case.keeps, measuring_code(Path(__file__))]
+    what = [case.settings, case.dtype, asdict(case.sharing), case.keeps, measuring_code(Path(__file__))]
     key = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:24]
     return HOME / "ranks" / f"{key}-{case.rank}.json.gz"
 
@@ -189,11 +189,11 @@ def measure(job: dict[str, Any], rank: int, folder: str) -> dict[str, Any]:
     sharing = Sharing(**job["sharing"])
     drive.MICRO_STEPS = 1_000_000  # a trace stops at three; a run does all of them
 
-    def run(backend: str, knobs: dict[str, Any], device: str, watch: one.Watch) -> dict[str, Any]:
+    def run(backend: str, settings: dict[str, Any], device: str, watch: one.Watch) -> dict[str, Any]:
         store = dist.FileStore(f"{folder}/{backend}", sharing.world)
         dist.init_process_group(backend, store=store, rank=rank, world_size=sharing.world)
         try:
-            return one.run(job, knobs, device, watch, compiled=False, share=Share(sharing)).record()
+            return one.run(job, settings, device, watch, compiled=False, share=Share(sharing)).record()
         finally:
             dist.destroy_process_group()
 
@@ -220,7 +220,7 @@ def measured(wanted: Sequence[Case]) -> None:
         if not kept(case).exists():
             run = case.name.rpartition(", rank")[0]
             job = {
-                "name": run, "knobs": case.knobs, "dtype": case.dtype, "step": "foretrain",
+                "name": run, "knobs": case.settings, "dtype": case.dtype, "step": "foretrain",
                 "sharing": asdict(case.sharing), "keeps": case.keeps, "outs": {},
             }  # fmt: skip
             waiting.setdefault(run, job)["outs"][str(case.rank)] = str(kept(case))

@@ -8,7 +8,7 @@ import transformers
 from foretrain.config.finetune.options import FineTune
 from foretrain.config.hub.source import facts_of
 from foretrain.hardware.catalogue import find_gpu
-from foretrain.predict.finetune.memory import FineTuneLedger
+from foretrain.predict.finetune.memory import FineTuneEstimate
 from foretrain.predict.trace.finetune import drive
 from foretrain.predict.trace.finetune.request import FineTuneRequest, answered
 from tests.kit.finetune import source_of
@@ -79,7 +79,7 @@ def agree_in_all_phases(config: dict[str, Any], *, only: tuple[str, ...] = (), *
     tune = FineTune.model_validate({"dtype": "bfloat16", "batch_size": 2, "seq_len": 256, **EVALUATED, **options})
     found_facts, gpu = facts_of(config), find_gpu(CARD)
     assert found_facts is not None
-    found = {p.phase: p.allocated_bytes for p in FineTuneLedger(found_facts, tune, gpu).memory.phases}
+    found = {p.phase: p.allocated_bytes for p in FineTuneEstimate(found_facts, tune, gpu).memory.phases}
     asked = FineTuneRequest(source_of(config), tune, gpu)
     trace = answered([asked.whole(drive.trace(asked.job()))], tune, gpu, None)
     expected = {p.phase: p.allocated_bytes for p in trace.memory.phases}

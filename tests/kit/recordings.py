@@ -61,9 +61,9 @@ def compare_with_recorded(recording: Recording, limit_bytes: int | None = None, 
 
     result = replay(lifetimes, recording.settings, limit_bytes, physical=physical, watch=watch)
     ended_at = None
-    if result.death is not None:
-        watch(result.death.position, result.allocator, None)
-        ended_at = found.positions[result.death.position]
+    if result.failure is not None:
+        watch(result.failure.position, result.allocator, None)
+        ended_at = found.positions[result.failure.position]
     recorded = [SegmentEvent(SEGMENT_KINDS[entry.action], entry.nbytes, entry.stream) for entry in recording.entries
                 if entry.action in SEGMENT_KINDS]  # fmt: skip
     same = next((i for i, (a, b) in enumerate(zip(recorded, simulated, strict=False)) if a != b),

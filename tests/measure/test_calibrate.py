@@ -54,7 +54,7 @@ def test_shapes_are_those_of_what_runs() -> None:
     """(m, n, k): the product's result is m x n, its FLOPs are 2mnk by FlopCounterMode."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    for kernel in kernels.products(CPU, "float32", large=False):
+    for kernel in kernels.matmuls(CPU, "float32", large=False):
         m, n, k = kernel.shape
         if m * n * k > 1e8:
             continue

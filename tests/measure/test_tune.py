@@ -41,7 +41,7 @@ from foretrain.measure.space import (
     Machine,
     Setting,
     apply,
-    default_knobs,
+    default_options,
     fitting,
     forecast_memory,
     forecast_s,
@@ -52,7 +52,7 @@ from foretrain.measure.space import (
     settings,
 )
 from foretrain.measure.timed_step import TimedStep, rows_of
-from foretrain.measure.trial import Death
+from foretrain.measure.trial import FailedTrial
 from foretrain.measure.tune_record import LOOKS, ForecastError, Race, TuneTrial, Tuning, estimate, with_pareto
 from foretrain.measure.tuner import Limits, Model, Outlook, Tuner
 from foretrain.predict.spec import StepSpec
@@ -174,9 +174,9 @@ def test_the_levels_are_what_they_should_be() -> None:
     assert found["activation_checkpointing"] == (0, 1, 2)
     given = dict(zip(TUNABLE, options(ASKED, BASE, frozenset({"master_weights"}), ("dtype",), CPU), strict=True))
     assert given["dtype"] == ("float32", "bfloat16")
-    assert default_knobs(ASKED, frozenset(), CPU) == TUNABLE
+    assert default_options(ASKED, frozenset(), CPU) == TUNABLE
     closed = BASE.model_copy(update={"cpu_threads": 2})
-    assert set(TUNABLE) - set(default_knobs(closed, frozenset(), CPU)) == {"attention", "dtype", "cpu_threads"}
+    assert set(TUNABLE) - set(default_options(closed, frozenset(), CPU)) == {"attention", "dtype", "cpu_threads"}
     assert all(s.config.loss_chunk_size < s.config.batch_size * 64 for s in space("batch_size", "loss_chunk_size"))
     masters = apply(BASE, tuple({
         "batch_size": 8, "activation_checkpointing": 1, "recompute_norm_gelu": True, "loss_chunk_size": 0,
@@ -212,7 +212,7 @@ class Machinery:
         self.seed, self.noise, self.hits, self.start_s = seed, noise, hits, start_s
         self.random, self.now = random.Random(seed), 0.0
         self.alive: set[str] = set()
-        self.deaths: dict[str, Death] = {}  # by what the config's text has in it
+        self.failures: dict[str, FailedTrial] = {}  # by what the config's text has in it
         self.loss = lambda config: 5.5
 
     def effect(self, spread: float, *what: Any) -> float:
@@ -234,15 +234,17 @@ class Machinery:
     def drop(self, config: RunConfig) -> None:
         self.alive.discard(config.model_dump_json())
 
-    def evaluate(self, config: RunConfig, limit_s: float, expected_bytes: int | None) -> int | Death:
-        return self.deaths.get("evaluate", 10**8)
+    def evaluate(self, config: RunConfig, limit_s: float, expected_bytes: int | None) -> int | FailedTrial:
+        return self.failures.get("evaluate", 10**8)
 
-    def burst(self, config: RunConfig, seconds: float, limit_s: float, expected_bytes: int | None) -> Burst | Death:
+    def burst(
+        self, config: RunConfig, seconds: float, limit_s: float, expected_bytes: int | None
+    ) -> Burst | FailedTrial:
         text = config.model_dump_json()
-        for part, death in self.deaths.items():
+        for part, failure in self.failures.items():
             if part in text:
                 self.now += self.start_s
-                return death
+                return failure
         started_s = 0.0 if text in self.alive else self.start_s + 20.0 * config.compile
         self.alive.add(text)
         self.now += started_s + seconds
@@ -300,31 +302,31 @@ def test_a_config_that_is_as_good_as_any_is_left_alone() -> None:
 
 def test_deaths_teach_and_are_told() -> None:
     bench = Machinery(1)
-    bench.deaths = {f'"batch_size":{n},': Death(reason="memory", peak_bytes=9 << 30) for n in (16, 24, 48)}
+    bench.failures = {f'"batch_size":{n},': FailedTrial(reason="memory", peak_bytes=9 << 30) for n in (16, 24, 48)}
     tuner = search(space("batch_size"), bench, trials=10)
     tried = [int(tuner.settings[n].levels[0]) for n in tuner.tried]
     dead = [batch for batch in tried if batch >= 16]
     assert dead == sorted(dead, reverse=True)  # what is larger than one that died is never tried after it
     assert tune_answer.answer(tuner)["config"].batch_size < 16
     bench = Machinery(1)
-    bench.deaths = {'"dtype":"bfloat16"': Death(reason="failed", problem="RuntimeError: no")}
+    bench.failures = {'"dtype":"bfloat16"': FailedTrial(reason="failed", problem="RuntimeError: no")}
     tuner = search(space("batch_size", "dtype"), bench, trials=20)
-    failed = [t for t in tuner.tried.values() if t.death is not None]
+    failed = [t for t in tuner.tried.values() if t.failure is not None]
     assert 1 <= len(failed) <= 4  # two of each level, then the level is left alone
     assert {t.problem for t in tune_answer.answer(tuner)["trials"] if t.verdict == "failed"} == {"RuntimeError: no"}
 
 
 @pytest.mark.parametrize(
-    ("death", "id"),
+    ("failure", "id"),
     [
-        (Death(reason="memory", peak_bytes=5), "memory.tune_none_lives"),
-        (Death(reason="failed", problem="x"), "environment.tune_failed"),
-        (Death(reason="timeout"), "check.tune_too_slow"),
+        (FailedTrial(reason="memory", peak_bytes=5), "memory.tune_none_lives"),
+        (FailedTrial(reason="failed", problem="x"), "environment.tune_failed"),
+        (FailedTrial(reason="timeout"), "check.tune_too_slow"),
     ],
 )
-def test_where_nothing_lives_one_sentence_says_why(death: Death, id: str) -> None:
+def test_where_nothing_lives_one_sentence_says_why(failure: FailedTrial, id: str) -> None:
     bench = Machinery(1)
-    bench.deaths = {"{": death}
+    bench.failures = {"{": failure}
     with refused(id) as caught:
         tune_answer.answer(search(space("batch_size"), bench, trials=5))
     assert str(caught.value)
@@ -345,9 +347,9 @@ def test_a_winner_that_cannot_evaluate_is_none(monkeypatch: pytest.MonkeyPatch) 
     tuner = Tuner(space("batch_size"), Outlook(GPU, "float32", 8 << 30, False), bench, Limits(60.0), bench.clock)
     asked: list[int] = []
 
-    def evaluate(config: RunConfig, limit_s: float, expected_bytes: int | None) -> int | Death:
+    def evaluate(config: RunConfig, limit_s: float, expected_bytes: int | None) -> int | FailedTrial:
         asked.append(config.batch_size)
-        return Death(reason="memory", peak_bytes=9 << 30) if len(asked) == 1 else 10**8
+        return FailedTrial(reason="memory", peak_bytes=9 << 30) if len(asked) == 1 else 10**8
 
     monkeypatch.setattr(bench, "evaluate", evaluate)
     tuner.run()
@@ -390,14 +392,16 @@ class SlowMachinery(Machinery):
     def true_s(self, config: RunConfig) -> float:
         return self.step_s * math.exp(self.effect(0.1, config.batch_size))
 
-    def burst(self, config: RunConfig, seconds: float, limit_s: float, expected_bytes: int | None) -> Burst | Death:
+    def burst(
+        self, config: RunConfig, seconds: float, limit_s: float, expected_bytes: int | None
+    ) -> Burst | FailedTrial:
         text, micro_s = config.model_dump_json(), self.true_s(config) / config.gradient_accumulation_steps
         timed_s = micro_s * min(config.gradient_accumulation_steps, max(2, math.ceil(1.0 / micro_s)))
         started_s = 0.0 if text in self.alive else self.start_s + 2 * timed_s
         taken_s = started_s + max(seconds, 2 * timed_s)
         self.now += min(taken_s, limit_s)
         if taken_s > limit_s:
-            return Death(reason="timeout")
+            return FailedTrial(reason="timeout")
         self.alive.add(text)
         return Burst(step_s=self.true_s(config), steps=2, peak_bytes=10**8, started_s=started_s, loss=5.5)
 
@@ -539,12 +543,12 @@ def test_children_time_die_and_leave_nothing_behind() -> None:
         child = next(iter(pool._children.values())).process.pid
         os.kill(child, signal.SIGKILL)  # what the system's own killer does
         killed = pool.burst(config, 0.05, 600, None)
-        assert isinstance(killed, Death)
+        assert isinstance(killed, FailedTrial)
         assert killed.reason == "memory"
         assert not alive(child)
         large = config.model_copy(update={"n_embd": 1536, "n_layer": 12})
         died = pool.burst(large, 0.05, 600, None)
-        assert isinstance(died, Death)
+        assert isinstance(died, FailedTrial)
         assert died.reason == "memory"
         assert died.peak_bytes > 600 << 20
         assert not pool._children
@@ -562,7 +566,7 @@ def test_what_hangs_or_fails_is_ended_and_told(own_directory: Path, monkeypatch:
         assert pool.burst(config, 0.05, 0.0, None).model_dump()["reason"] == "timeout"
         assert not pool._children
         odd = pool.burst(config.model_copy(update={"n_embd": 33}), 0.05, 600, None)
-        assert isinstance(odd, Death)
+        assert isinstance(odd, FailedTrial)
         assert odd.reason == "failed"
         assert "Error" in odd.problem
         assert "exit code 1" in odd.problem
@@ -574,12 +578,12 @@ def test_what_hangs_or_fails_is_ended_and_told(own_directory: Path, monkeypatch:
 def test_why_a_trial_failed_is_said_with_its_exit_code(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORETRAIN_CACHE", str(own_directory / "c"))
     said = single_trial.problem_of(
-        processes.Death(1, "Traceback\n  many lines\nRuntimeError: no C++ \x1b[31mcompiler\n")
+        processes.ProcessExit(1, "Traceback\n  many lines\nRuntimeError: no C++ \x1b[31mcompiler\n")
     )
     (kept,) = (own_directory / "c" / "bugs").iterdir()
     assert said == f"RuntimeError: no C++ \ufffd[31mcompiler (exit code 1; all that it printed is in {kept})"
     assert "many lines" in kept.read_text()
-    assert single_trial.problem_of(processes.Death(4)) == "it printed nothing (exit code 4)"
+    assert single_trial.problem_of(processes.ProcessExit(4)) == "it printed nothing (exit code 4)"
 
 
 def test_room_is_made_by_ending_those_asked_longest_ago() -> None:

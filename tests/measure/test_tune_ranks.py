@@ -22,14 +22,14 @@ from foretrain.measure.pool import Burst, Pool
 from foretrain.measure.space import (
     TUNABLE,
     Machine,
-    default_knobs,
+    default_options,
     forecast_memory,
     forecast_s,
     learning,
     options,
     settings,
 )
-from foretrain.measure.trial import Death
+from foretrain.measure.trial import FailedTrial
 from foretrain.predict.ranks import rank_spec
 from tests.kit.command import foretrain
 from tests.kit.tiny import tiny
@@ -63,8 +63,10 @@ def test_every_setting_is_one_that_ranks_can_share() -> None:
 def test_one_card_shares_nothing_and_the_config_stays() -> None:
     one = Machine(cuda=True, can_compile=True)
     assert {setting.config.strategy for setting in space(BASE, *TUNABLE, machine=one)} == {"ddp"}
-    assert {"strategy", "hold_gradients"} <= set(default_knobs(BASE, frozenset(), TWO))
-    assert not {"strategy", "hold_gradients"} & set(default_knobs(BASE, frozenset({"strategy", "hold_gradients"}), TWO))
+    assert {"strategy", "hold_gradients"} <= set(default_options(BASE, frozenset(), TWO))
+    assert not {"strategy", "hold_gradients"} & set(
+        default_options(BASE, frozenset({"strategy", "hold_gradients"}), TWO)
+    )
 
 
 def test_gathering_in_half_precision_changes_what_is_learned() -> None:
@@ -102,7 +104,7 @@ def test_ranks_are_timed_together_and_end_together() -> None:
         (other,) = [pid for pid in _group(leader) if pid != leader]
         os.kill(other, signal.SIGKILL)
         died = pool.burst(config, 0.05, 600, None)
-        assert isinstance(died, Death)
+        assert isinstance(died, FailedTrial)
         assert died.reason == "failed"
         groups = [child.process.pid for child in pool._children.values()]
         assert len(groups) == 1

@@ -110,7 +110,7 @@ def test_keys_alone(browser: Browser, reports: dict[str, Path]) -> None:
         loss.focus()
         for key in ("ArrowRight", "ArrowRight", "End"):
             page.keyboard.press(key)
-        said = loss.locator("xpath=..").locator(".said")
+        said = loss.locator("xpath=..").locator(".readout")
         expect(said).to_contain_text("training loss")
         page.keyboard.press("Escape")
         expect(said).to_be_empty()
@@ -124,7 +124,7 @@ def test_keys_alone(browser: Browser, reports: dict[str, Path]) -> None:
         moments = page.locator(".drawing[aria-label='One step: what is alive']")
         moments.focus()
         page.keyboard.press("PageDown")
-        said = moments.locator("xpath=..").locator(".said")
+        said = moments.locator("xpath=..").locator(".readout")
         expect(said).to_contain_text("weights")
         expect(said).to_contain_text("forward")
 

@@ -26,7 +26,7 @@ def test_cases_are_the_same_each_time_and_tiers_share_them() -> None:
 
 def test_the_large_tier_covers_what_changes_allocation() -> None:
     large = grid.cases("large")
-    configs = [launched(case.knobs) for case in large]
+    configs = [launched(case.settings) for case in large]
     assert {case.dtype for case in large} == {"float32", "bfloat16", "float16"}
     assert {c.gradient_accumulation_steps for c in configs} >= {1, 2, 3, 4, 5, 8}
     assert {c.vocab_size for c in configs} >= {256, 1013, 4096, 50257, 50304}
@@ -40,11 +40,11 @@ def test_the_large_tier_covers_what_changes_allocation() -> None:
 
 def test_a_shrunk_case_is_the_same_program() -> None:
     for case in grid.cases("large"):
-        small = grid.shrunk(case.knobs)
-        assert small.keys() >= case.knobs.keys()
-        options = case.knobs.keys() - grid.SIZES.keys() - {"n_embd"}
+        small = grid.shrunk(case.settings)
+        assert small.keys() >= case.settings.keys()
+        options = case.settings.keys() - grid.SIZES.keys() - {"n_embd"}
         for knob in options:
-            assert bool(small[knob]) == bool(case.knobs[knob]), knob
+            assert bool(small[knob]) == bool(case.settings[knob]), knob
         launched(small)
 
 

@@ -93,7 +93,7 @@ def test_what_is_said_is_what_was_measured(browser: Browser, served: tuple[str, 
         def said() -> str:
             page.locator(".drawing").first.focus()
             page.keyboard.press("End")
-            return page.locator(".said").first.inner_text()
+            return page.locator(".readout").first.inner_text()
 
         before = said()
         turn(page, "End")

@@ -1,6 +1,6 @@
 """Single operations in plain PyTorch, measured as Liger-Kernel's benchmark measures its PyTorch baselines.
 
-Written from what that benchmark is said to do: forward and backward ten times, the peak of each time, its median. Here
+Written from that benchmark's description: forward and backward ten times, the peak of each time, its median. Here
 three times, as nothing changes after the second. The modules of transformers that it takes are written out.
 """
 

@@ -1,4 +1,4 @@
-"""What a rule of the advisor is: changes for a config on a card, from the mildest to the strongest, without figures."""
+"""What a rule of the advisor is: changes for a config on a card, smallest first, without figures."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -113,7 +113,7 @@ class Change:
 class Rule:
     """One thing that can be changed. RULES are in the order in which users can afford them.
 
-    `changes`: of a State or a plan, the mildest first. `idle`: the id of why it has nothing to change, '' for silence.
+    `changes`: of a State or a plan, the smallest first. `idle`: the id of why it has nothing to change, '' for silence.
     `redraws`: dropout's masks come out otherwise. `ours`: only foretrain's step can do it. `toll`: what it costs beside
     time, as a share of time. `traced`: only a trace knows its effect. `usual`: which change shows what it can do.
     `several`: of several cards alone. `alternatives`: each change is looked at. `buys`: other hardware. `recuts`: the

@@ -1,4 +1,4 @@
-"""Rules about the card and about how a step is cut: whose step, what others hold, micro-batches, evaluation's batch."""
+"""Rules about the card and about how a step is cut: whose step, others' memory, micro-batches, evaluation."""
 
 from collections.abc import Sequence
 

@@ -8,7 +8,7 @@ from foretrain.config.families import FAMILIES
 from foretrain.config.shape import ModelShape
 from foretrain.predict.scaling import good_tokens_per_step
 
-FAR = 4  # times more or fewer tokens a step than the published fit, before anything is said
+FAR = 4  # times more or fewer tokens a step than the published fit, before a rule mentions it
 
 
 def decay_to_end(state: State) -> Sequence[Change]:

@@ -45,7 +45,7 @@ def one_graph(state: State) -> Sequence[Change]:
 
 
 def half_precision(state: State) -> Sequence[Change]:
-    """bfloat16 where the card has it, else float16; on a CPU nothing is said, as a run measures it there."""
+    """bfloat16 where the card has it, else float16; on a CPU none is given, as a run measures it there."""
     if state.dtype != "float32" or state.gpu.kind != "cuda" or state.gpu.capability < (7, 0):
         return []
     return [Change({"dtype": "bfloat16" if state.gpu.supports_bf16 else "float16"})]

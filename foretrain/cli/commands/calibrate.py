@@ -32,7 +32,7 @@ foretrain calibrate --show --json"""
 def calibrate_command(device: str, quick: bool, show: bool, dtype: list[str], as_json: bool, quiet: bool) -> None:
     """Measure this device for one to two minutes; later plans use the result. Keep it idle meanwhile."""
 
-    gpu_of(device)  # a device that is not there is said before a bar begins
+    gpu_of(device)  # a missing device is reported before the bar begins
     for name in dtype:
         need_one_of("--dtype", name, get_args(Dtype))
     if show:

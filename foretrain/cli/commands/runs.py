@@ -63,7 +63,7 @@ def _row(path: Path, record: RunRecord) -> dict[str, Any]:
 
 
 def _say(runs: list[Path], name: str | None, note: str | None, add: list[str], remove: list[str]) -> None:
-    """Give these runs a name, a note, tags. Raises UserError before anything is written where one is no run."""
+    """Give these runs a name, a note, tags. Raises UserError before anything is written where one is not a run."""
     if not runs:
         raise UserError("usage.label_no_run")
     if name and len(runs) > 1:

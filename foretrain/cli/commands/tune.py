@@ -145,8 +145,8 @@ class Progress(Status):
 
     def _tried(self, values: dict[str, Any]) -> str:
         what = self._what(values)
-        if (death := values["death"]) is not None:
-            return say(f"tune.died.{death.reason}", what=what, peak=death.peak_bytes, problem=death.problem)
+        if (failure := values["failure"]) is not None:
+            return say(f"tune.died.{failure.reason}", what=what, peak=failure.peak_bytes, problem=failure.problem)
         if values["changed"]:
             return say("tune.changed", what=what)
         rate = values["setting"].config.tokens_per_step / values["step_s"]

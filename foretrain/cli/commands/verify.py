@@ -146,7 +146,7 @@ class Progress(Status):
         self.quiet = quiet
 
     def __call__(self, id: str, values: dict[str, Any]) -> None:
-        if id in ("damaged", "other"):  # a file has another name now: that is told whatever else is not
+        if id in ("damaged", "other"):  # shown even where all else is quiet: a file has another name now
             self.close()
             _tell(f"verify.{id}", style="yellow", **values)
         elif self.quiet:

@@ -88,5 +88,5 @@ def config_of(command: list[str]) -> "RunConfig | None":
     words = [word for word in command[script + 1 :] if word.startswith("--") or word.endswith(".py")]
     try:
         return data_of_config(resolve(words)).config  # nanoGPT looks for its data where it is started, and so do we
-    except (UserError, OSError, ValueError):  # another fork's knobs; the log says what it says
+    except (UserError, OSError, ValueError):  # another fork's options; the log has what it printed
         return None

@@ -189,7 +189,7 @@ def _changes(plan: FineTunePlan | InferencePlan) -> "tuple[Advice, ...]":
 
 
 def check(plans: Sequence[AnyPlan]) -> None:
-    """Exit with 3 where one does not fit, else with 2 where nobody can say; the one object of --json says so too."""
+    """Exit with 3 where one does not fit, else with 2 where it is unknown; the object of --json has it too."""
     errors = [error for plan in plans if (error := check_error(plan))]
     for error in sorted(errors, key=lambda error: -error.exit_code)[:1]:
         exit_with(error)

@@ -190,7 +190,7 @@ def check_cards(context: click.Context) -> None:
 
 
 def asked_of(context: click.Context, request: Any, words: list[str]) -> Asked:
-    """Return what was typed, for the command that comes next: it goes on with the run, its cards and money."""
+    """Return what was typed, for the command that comes next: it takes the run, its cards and money."""
     given = context.params
     limits = [word for name in LIMITS if given.get(name) is not None for word in _typed(name, given[name])]
     limits += [word for name in TRACES if given.get(name) for word in _typed(name, given[name])]

@@ -17,7 +17,7 @@ EXCLUDED = "excluded"  # the text for options of which one can be on
 
 
 def exclude(*names: str) -> Rule:
-    """Return the rule that switches are not all on together; a choice is on where it says so, not where it is auto."""
+    """Return the rule that switches are not all on together; a choice that is auto is not on."""
     return names, lambda c: all(getattr(c, name) in (True, "on") for name in names), EXCLUDED
 
 
@@ -115,20 +115,20 @@ class Family:
 
 
 def count_layers(shapes: Mapping[str, Shape], blocks: str) -> int:
-    """Count the blocks that tensors are named after. A number beyond that of all tensors is no block's."""
+    """Count the blocks that tensors are named after. A number beyond that of all tensors does not count."""
     found = (re.match(rf"{re.escape(blocks)}\.([0-9]{{1,9}})\.", name) for name in shapes)
     return 1 + max((number for each in found if each and (number := int(each[1])) < len(shapes)), default=-1)
 
 
 def own_options(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """Return what our own config (run.json, or beside exported safetensors) says of these options. Raises Refused."""
-    said = {name: config[name] for name in names if name in config}
+    values = {name: config[name] for name in names if name in config}
     try:
-        checked = RunConfig.model_validate(said)
+        checked = RunConfig.model_validate(values)
     except ValidationError as error:
         name = str(error.errors()[0]["loc"][0])
-        raise Refused(f"its config says {name} = {str(said[name])[:40]}, which is not possible") from None
-    return {name: getattr(checked, name) for name in said}
+        raise Refused(f"its config says {name} = {str(values[name])[:40]}, which is not possible") from None
+    return {name: getattr(checked, name) for name in values}
 
 
 # Rules that several families share.

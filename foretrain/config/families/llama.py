@@ -79,17 +79,17 @@ class Llama(Family):
     # -- weights of others ----------------------------------------------------------------------------------
 
     def read_shape(self, shapes: Mapping[str, Shape], config: Mapping[str, Any]) -> dict[str, Any]:
-        said = (
+        values = (
             own_options(config, (*_SHAPING, "block_size"))
             if config.get("recipe") == self.name
             else _of_hugging_face(config)
         )
-        said["qk_norm"] = "model.layers.0.self_attn.q_norm.weight" in shapes
-        said["n_layer"] = count_layers(shapes, self.blocks)
-        said["vocab_size"], said["n_embd"] = (*shapes.get("model.embed_tokens.weight", ()), 0, 0)[:2]
-        made = RunConfig.model_construct(**{"recipe": self.name, **said})
+        values["qk_norm"] = "model.layers.0.self_attn.q_norm.weight" in shapes
+        values["n_layer"] = count_layers(shapes, self.blocks)
+        values["vocab_size"], values["n_embd"] = (*shapes.get("model.embed_tokens.weight", ()), 0, 0)[:2]
+        made = RunConfig.model_construct(**{"recipe": self.name, **values})
         self.compare(made, shapes, ("lm_head.weight",) if made.tied_embeddings else ())
-        return said
+        return values
 
     def write_config(self, c: RunConfig, separator: int | None) -> dict[str, Any]:
         kind = "Qwen3" if c.qk_norm else "Llama"
@@ -144,15 +144,15 @@ def _of_hugging_face(config: Mapping[str, Any]) -> dict[str, Any]:
     kind = scaling.get("rope_type", scaling.get("type", "default")) if isinstance(scaling, dict) else scaling
     if kind != "default":
         raise Refused(f"its config.json scales rotary positions ({str(kind)[:20]}), which is not supported")
-    said = {name: config.get(word, usual) for name, (word, usual) in _WORDS.items()}
-    said["rope_theta"] = rotary.get("rope_theta", config.get("rope_theta", OPTIONS["rope_theta"].default))
-    for name, value in said.items():
+    values = {name: config.get(word, usual) for name, (word, usual) in _WORDS.items()}
+    values["rope_theta"] = rotary.get("rope_theta", config.get("rope_theta", OPTIONS["rope_theta"].default))
+    for name, value in values.items():
         whole = type(OPTIONS[name].default)
-        said[name] = value = (
+        values[name] = value = (
             OPTIONS[name].default if value is None and _WORDS.get(name, ("", 0))[1] is not None else value
         )
         if type(value) is not whole and not (whole is float and type(value) is int):
             raise Refused(f"its config.json says {_WORDS.get(name, ('rope_theta', 0))[0]} = {str(value)[:40]}")
         if (isinstance(value, int | float) and value < 0) or (name in ("n_head", "mlp_width") and not value):
             raise Refused(f"its config.json says {_WORDS[name][0]} = {value}")
-    return said
+    return values

@@ -68,7 +68,7 @@ class NanoChat(Family):
         yield from [(c.block_size, self.head_dim(c))] * 2
 
     def roughly_compiled(self, c: RunConfig) -> str:
-        """Small models were 12% more in fp32, where attention is no kernel, and 5% with checkpointing."""
+        """Small models were 12% more in fp32, where attention has no kernel of its own, and 5% with checkpointing."""
         if c.activation_checkpointing:
             return "activation_checkpointing with recipe = nanochat"
         return "dtype = float32 with recipe = nanochat" if c.dtype == "float32" else ""
@@ -82,13 +82,13 @@ class NanoChat(Family):
         return f"{self.blocks}.0.mlp.fc1.weight" in names
 
     def read_shape(self, shapes: Mapping[str, Shape], config: Mapping[str, Any]) -> dict[str, Any]:
-        said = _own(config) if config.get("recipe") == self.name else _of_hugging_face(config)
-        said["n_layer"] = count_layers(shapes, self.blocks)
-        said["vocab_size"], said["n_embd"] = (*shapes.get("model.embed_tokens.weight", ()), 0, 0)[:2]
-        if not said["n_embd"] or said["n_embd"] % said["n_head"]:
-            raise Refused(f"its {said['n_head']} heads do not divide a width of {said['n_embd']}")
-        self.compare(RunConfig.model_construct(recipe=self.name, **said), shapes)
-        return said
+        of_config = _own(config) if config.get("recipe") == self.name else _of_hugging_face(config)
+        of_config["n_layer"] = count_layers(shapes, self.blocks)
+        of_config["vocab_size"], of_config["n_embd"] = (*shapes.get("model.embed_tokens.weight", ()), 0, 0)[:2]
+        if not of_config["n_embd"] or of_config["n_embd"] % of_config["n_head"]:
+            raise Refused(f"its {of_config['n_head']} heads do not divide a width of {of_config['n_embd']}")
+        self.compare(RunConfig.model_construct(recipe=self.name, **of_config), shapes)
+        return of_config
 
     def write_config(self, c: RunConfig, separator: int | None) -> dict[str, Any]:
         return {
@@ -105,25 +105,25 @@ class NanoChat(Family):
 
 
 def _own(config: Mapping[str, Any]) -> dict[str, Any]:
-    said = own_options(config, ("n_head", "block_size"))
-    if "n_head" not in said:
+    of_config = own_options(config, ("n_head", "block_size"))
+    if "n_head" not in of_config:
         raise Refused("its config does not say n_head")
-    return said
+    return of_config
 
 
 def _of_hugging_face(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return heads and context. Raises Refused where its maths is not this family's."""
     if config.get("model_type") not in NanoChat.hugging_face:
         raise Refused(f"its config.json says model_type = {str(config.get('model_type'))[:40]}, not nanochat")
-    said: dict[str, Any] = {}
+    of_config: dict[str, Any] = {}
     for name, word in (("n_head", "num_attention_heads"), ("block_size", "max_position_embeddings")):
-        said[name] = config.get(word)
-        if type(said[name]) is not int or said[name] < 1:
-            raise Refused(f"its config.json says {word} = {str(said[name])[:40]}")
+        of_config[name] = config.get(word)
+        if type(of_config[name]) is not int or of_config[name] < 1:
+            raise Refused(f"its config.json says {word} = {str(of_config[name])[:40]}")
     rotary = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(rotary, dict) or rotary.get("rope_type", rotary.get("type", "default")) != "default":
         raise Refused("its config.json scales rotary positions, which is not supported")
-    heads, width = said["n_head"], config.get("hidden_size")
+    heads, width = of_config["n_head"], config.get("hidden_size")
     inside = 4 * width if type(width) is int else None
     each = width // heads if type(width) is int else None
     # What must be so for the maths to be this family's, with what is meant where it is not said.
@@ -137,4 +137,4 @@ def _of_hugging_face(config: Mapping[str, Any]) -> dict[str, Any]:
     for word, (value, unsaid) in same.items():
         if values.get(word, unsaid) != value:
             raise Refused(f"its config.json says {word} = {str(values.get(word))[:40]}; only {value} is supported")
-    return said
+    return of_config

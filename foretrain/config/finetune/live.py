@@ -18,7 +18,7 @@ IN_A_LAYER = re.compile(r"(\D*?)\.?(\d+)\.(.+)")  # a path: what comes before th
 
 
 def put_adapter(table: Table, facts: ModelFacts | None, *, four_bit: bool) -> None:
-    """Put the adapter into the table's settings. Raises UserError for an adapter that is no LoRA."""
+    """Put the adapter into the table's settings. Raises UserError for an adapter other than LoRA."""
     kind = str(table.take("peft_type", "")).rpartition(".")[2].upper()
     if kind != "LORA":
         raise UserError("usage.callback_adapter", kind=kind or "an adapter without a name")
@@ -151,7 +151,7 @@ def _arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _adapter(run: LiveRun, found: FileSettings) -> None:
-    """Method, rank, modules and dropout of peft's adapter. Raises UserError for an adapter that is no LoRA."""
+    """Method, rank, modules and dropout of peft's adapter. Raises UserError for an adapter other than LoRA."""
     adapter = run.adapter
     table = Table(dict(adapter or {}), found)
     if adapter is None:

@@ -84,7 +84,7 @@ def read_finetune(
 ) -> tuple[ModelSource, FineTune, FineTuneReading]:
     """Return (the model, how it is trained, what was read) of a model's name or path or a trainer's file. `words` count
     over the file. `known`: the model that `source` names. Raises UserError."""
-    values, origins, others, said = parse_words(words)
+    values, origins, others, word_notes = parse_words(words)
     path = None if known else _path(source)
     given = path is not None and _is_config(path)
     format = others.get("format", "")
@@ -126,7 +126,7 @@ def read_finetune(
         model,
         tune,
         reading.model_copy(
-            update={"costs": costs, "origins": {**read_from, **reading.origins}, "notes": (*said, *reading.notes)}
+            update={"costs": costs, "origins": {**read_from, **reading.origins}, "notes": (*word_notes, *reading.notes)}
         ),
     )
 

@@ -1,4 +1,4 @@
-"""Options that do nothing beside others. Typed ones are refused; of a file's a note says so, as its trainer goes on."""
+"""Options that do nothing beside others. Typed ones are refused; a file's get a note, as its trainer accepts them."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple

@@ -78,15 +78,15 @@ def _with_key(text: str, key: str, value: Any) -> str:
     """Return the text with a key's value, in place or at the end; "" where neither can be, as in a file of sections."""
     yaml = yaml_module()
     root = yaml.compose(text, Loader=yaml.SafeLoader)
-    said = json.dumps(value)
+    written = json.dumps(value)
     sections = [node for name, node in root.value if isinstance(node, yaml.MappingNode)]
     places = [node for table in (root, *sections) for name, node in table.value if name.value == key]
     if places:
         alone = len(places) == 1 and (isinstance(places[0], yaml.ScalarNode) or places[0].flow_style)
-        return text[: places[0].start_mark.index] + said + text[places[0].end_mark.index :] if alone else ""
+        return text[: places[0].start_mark.index] + written + text[places[0].end_mark.index :] if alone else ""
     if any(isinstance(node, yaml.MappingNode) and not name.value.endswith(_INSIDE) for name, node in root.value):
         return ""
     if root.flow_style:
         end = root.value[-1][1].end_mark.index
-        return f"{text[:end]}, {json.dumps(key)}: {said}{text[end:]}"
-    return f"{text}{'' if text.endswith(chr(10)) else chr(10)}{key}: {said}\n"
+        return f"{text[:end]}, {json.dumps(key)}: {written}{text[end:]}"
+    return f"{text}{'' if text.endswith(chr(10)) else chr(10)}{key}: {written}\n"

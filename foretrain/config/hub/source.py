@@ -143,8 +143,8 @@ def unknown_model(name: str) -> UserError:
 def text_source(text: str, where: str, name: str = "") -> ModelSource:
     """Return the model of a config.json's text. `where`: what stands in for its path and name. Raises UserError."""
     config = config_of(text, where)
-    said = config.get("_name_or_path")
-    last = said.rstrip("/").split("/")[-1][:100] if isinstance(said, str) else ""
+    stated = config.get("_name_or_path")
+    last = stated.rstrip("/").split("/")[-1][:100] if isinstance(stated, str) else ""
     return _source(config, name or last or where, where)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from foretrain.base import bugs, processes
 from foretrain.base.errors import UserError
-from foretrain.base.processes import Child, Death, Frame, Parent
+from foretrain.base.processes import Child, Frame, Parent, ProcessExit
 
 try:
     import resource
@@ -31,7 +31,7 @@ def start(
     )  # fmt: skip
 
 
-def raised(found: Frame | Death | None) -> Frame | Death | None:
+def raised(found: Frame | ProcessExit | None) -> Frame | ProcessExit | None:
     if isinstance(found, Frame) and found.value["type"] == "error":
         raise UserError(found.value["id"], **found.value["values"])
     return found
@@ -43,7 +43,7 @@ def telling(parent: Parent, work: Callable[[], None], no_memory: UserError) -> N
     def tell(error: UserError) -> None:
         parent.send({"type": "error", "id": error.id, "values": json.loads(json.dumps(error.values, default=str))})
 
-    def told() -> None:
+    def report() -> None:
         try:
             work()
         except UserError as error:
@@ -51,7 +51,7 @@ def telling(parent: Parent, work: Callable[[], None], no_memory: UserError) -> N
         except MemoryError:
             tell(no_memory)
 
-    bugs.in_child(told)
+    bugs.in_child(report)
 
 
 def limit_memory(more_bytes: int) -> None:

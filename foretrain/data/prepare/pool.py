@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from foretrain.base.errors import UserError
-from foretrain.base.processes import Child, Death, Frame
+from foretrain.base.processes import Child, Frame, ProcessExit
 from foretrain.data.prepare.ipc import raised, start
 from foretrain.data.prepare.reader import HASH_BYTES, Job, Position
 
@@ -57,7 +57,7 @@ class Reader:
     def next(self, timeout_s: float) -> Frame | None:
         """Return the next frame, or None where there is none within the time. Raises UserError 'data.source_…'."""
         found = raised(self.child.receive(timeout_s))
-        if isinstance(found, Death):
+        if isinstance(found, ProcessExit):
             raise UserError("data.source_reader_died", path=self._path, code=found.code)
         if found is not None and found.value["type"] == "file":
             self._path = found.value["path"]

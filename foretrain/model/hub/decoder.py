@@ -342,7 +342,7 @@ def make_mlp(facts: Any, layer: int, build: Build) -> nn.Module:
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)); norms after or beside the parts where the facts say so."""
+    """x + attention(norm(x)), then x + mlp(norm(x)); norms after or beside the parts where the model has them there."""
 
     def __init__(self, facts: Any, layer: int, build: Build) -> None:
         super().__init__()

@@ -42,7 +42,7 @@ class _Sums:
 
     def __init__(self, x: Tensor) -> None:
         N = x.shape[0]
-        self.largest, self.sums, self.products, self.squares, self.totals, self.before, self.own = (
+        self.largest, self.sums, self.weighted, self.squares, self.totals, self.before, self.own = (
             x.new_zeros((N,), dtype=torch.float32) for _ in range(7)
         )
         for each in (self.largest, self.before):
@@ -50,11 +50,11 @@ class _Sums:
 
     def fold(self, tile: Tensor, targets: Tensor, first: int, start: int, turn: Turn) -> None:
         end = first + tile.shape[0]
-        largest, sums, products, before, own = (
-            each[first:end] for each in (self.largest, self.sums, self.products, self.before, self.own)
+        largest, sums, weighted, before, own = (
+            each[first:end] for each in (self.largest, self.sums, self.weighted, self.before, self.own)
         )
         if _on_a_card(tile):
-            launch("triton_softmax", (largest, sums, products, before, own), tile, targets)
+            launch("triton_softmax", (largest, sums, weighted, before, own), tile, targets)
             return
         z = turn.of(tile.float())
         local = targets - start
@@ -64,7 +64,7 @@ class _Sums:
         rescale = torch.exp(largest - most)
         exps = torch.exp(z - most.unsqueeze(-1))
         sums.mul_(rescale).add_(exps.sum(-1))
-        products.mul_(rescale).add_((exps * z).sum(-1))
+        weighted.mul_(rescale).add_((exps * z).sum(-1))
         largest.copy_(most)
         within = (local >= 0) & (local < tile.shape[1])
         found = z.gather(-1, local.clamp(0, tile.shape[1] - 1).unsqueeze(-1)).squeeze(-1)
@@ -121,7 +121,7 @@ class _LogProbs(torch.autograd.Function):
                 s.fold(tile, targets[first:end], first, start, turn)
         log_z = s.largest + torch.log(s.sums)
         found = s.own - log_z
-        entropy = log_z - s.products / s.sums
+        entropy = log_z - s.weighted / s.sums
         likeliest = (s.own >= s.largest) & (s.own > s.before)
         ctx.save_for_backward(x, weight, bias, targets, log_z, entropy)
         ctx.dtype, ctx.turn = dtype, turn

@@ -186,14 +186,14 @@ class _Qkv(torch.autograd.Function):
         layers, rows = _narrow(ctx.layers, x), x.view(-1, x.shape[-1])
         flat = [grad.reshape(-1, grad.shape[-1]) for grad in grads]
         room = [_room(layer) for layer in layers]
-        products = [grad @ layer.b for grad, layer in zip(flat, layers, strict=True)]
+        grads_b = [grad @ layer.b for grad, layer in zip(flat, layers, strict=True)]
         for i, layer in enumerate(layers):
-            _factors(layer, _again(rows, masks[i]), products[i], flat[i], room[i])
+            _factors(layer, _again(rows, masks[i]), grads_b[i], flat[i], room[i])
         dx = _first(rows if ctx.in_place else torch.empty_like(rows), flat[0], layers[0])
         for i, layer in enumerate(layers):
             if i:
                 _next(dx, flat[i], layer)
-            _with_adapter(dx, products[i], layer, masks[i])
+            _with_adapter(dx, grads_b[i], layer, masks[i])
         return dx.view(x.shape), None, None, *[part for pair in room for part in pair]
 
 

@@ -145,7 +145,7 @@ class FullyShard(OneCard):
         else:  # gathered for an evaluation
             for group in whole:
                 t.layer = group.layer
-                group.whole = [self._born(GATHERED, *each) for each in self._each(group)]
+                group.whole = [self._allocated(GATHERED, *each) for each in self._each(group)]
         t.layer, t.given = OUTSIDE, len(t.events)
 
     @property
@@ -279,8 +279,8 @@ class FullyShard(OneCard):
         cast = None
         for each in self._each(group):
             if self.sharing.shards == 1 and group.cast:
-                cast = self._born(GATHERED, *each)
-            group.whole.append(self._born(GATHERED, *each))
+                cast = self._allocated(GATHERED, *each)
+            group.whole.append(self._allocated(GATHERED, *each))
         del cast
         if ahead and self.sharing.shards > 1:
             self.behind = group.arriving
@@ -293,7 +293,7 @@ class FullyShard(OneCard):
         width = parameter.dtype.itemsize if self.adds else REDUCED_BYTES
         return Storage(self.on.t, self.on.t.allocate("gradients", width, parameter.shape))
 
-    def _born(self, component: str, item_bytes: int, parameter: Parameter, size: int) -> Storage:
+    def _allocated(self, component: str, item_bytes: int, parameter: Parameter, size: int) -> Storage:
         """Allocate a weight with its padding."""
         t = self.on.t
         if size == parameter.numel():

@@ -22,7 +22,7 @@ class PhasePeak(Record):
     position: int
 
 
-class Death(Record):
+class MemoryFailure(Record):
     """The allocation that exceeded a limit: when, for what, and the memory then. Bytes."""
 
     phase: str
@@ -40,12 +40,12 @@ class Death(Record):
 class Replay:
     phases: tuple[PhasePeak, ...]
     allocator: Allocator = field(compare=False)  # as it stands at the end, with the peaks of the whole
-    death: Death | None = None
+    failure: MemoryFailure | None = None
     out_of_memory: OutOfMemory | None = None
 
     @property
     def survives(self) -> bool:
-        return self.death is None
+        return self.failure is None
 
     @property
     def peak_allocated_bytes(self) -> int:
@@ -102,7 +102,7 @@ def replay(
     play = player.play
     peaks: dict[str, PhasePeak] = {}
     whole = (0, 0, 0)
-    death = error = None
+    failure = error = None
 
     def empty(position: int) -> None:
         emptied.remove(position)
@@ -126,18 +126,18 @@ def replay(
                 if watch is not None:
                     watch(position, allocator, block)
         except OutOfMemory as refused:
-            error, death = refused, _death(lifetimes, position, refused)
+            error, failure = refused, _failure(lifetimes, position, refused)
         a = allocator
         now = a.peak_allocated_bytes, a.peak_reserved_bytes, a.peak_requested_bytes
         whole = tuple(map(max, whole, now))
         if end or phase not in ("", BUILD):  # where the code names its first phase at once there is none before
             peaks[phase] = _higher(peaks.get(phase), phase, highest, highest_at, allocator.peak_reserved_bytes)
-        if death is not None:
+        if failure is not None:
             break
-    if len(events) in emptied and death is None:
+    if len(events) in emptied and failure is None:
         empty(len(events))
     allocator.peak_allocated_bytes, allocator.peak_reserved_bytes, allocator.peak_requested_bytes = whole
-    return Replay(tuple(peaks.values()), allocator, death, error)
+    return Replay(tuple(peaks.values()), allocator, failure, error)
 
 
 def _higher(before: PhasePeak | None, phase: str, allocated: int, position: int, reserved: int) -> PhasePeak:
@@ -148,8 +148,8 @@ def _higher(before: PhasePeak | None, phase: str, allocated: int, position: int,
     return PhasePeak(phase=phase, allocated_bytes=allocated, reserved_bytes=reserved, position=position)
 
 
-def _death(lifetimes: Lifetimes, position: int, error: OutOfMemory) -> Death:
-    return Death(
+def _failure(lifetimes: Lifetimes, position: int, error: OutOfMemory) -> MemoryFailure:
+    return MemoryFailure(
         phase=lifetimes.phase_at(position), **lifetimes.label(position)._asdict(), position=position,
         requested_bytes=error.requested_bytes, allocated_bytes=error.allocated_bytes,
         reserved_bytes=error.reserved_bytes, limit_bytes=error.limit_bytes,
@@ -170,11 +170,11 @@ class Tried:
         self.lifetimes, self.settings, self.physical, self.cap_bytes = lifetimes, settings, physical, cap_bytes
         self._made: list[Replay] = []
 
-    def death(self, limit_bytes: int) -> Death | None:
-        death = self._like(limit_bytes).death
-        if death is None or death.limit_bytes == limit_bytes or self.cap_bytes is not None:
-            return death
-        return death.model_copy(update={"limit_bytes": limit_bytes})
+    def failure(self, limit_bytes: int) -> MemoryFailure | None:
+        failure = self._like(limit_bytes).failure
+        if failure is None or failure.limit_bytes == limit_bytes or self.cap_bytes is not None:
+            return failure
+        return failure.model_copy(update={"limit_bytes": limit_bytes})
 
     def _like(self, limit_bytes: int) -> Replay:
         for made in self._made:
@@ -204,7 +204,7 @@ def smallest_limit_bytes(
         middle = (low + high) // 2 // MIB * MIB
         if middle in (low, high):
             break
-        if middle >= least and tried.death(middle) is None:
+        if middle >= least and tried.failure(middle) is None:
             high = middle
         else:
             low = middle

@@ -36,7 +36,7 @@ class Buckets:
             self.t.alloc(BUCKETS, self.t.size(4 * len(self.sizes)))  # which parameters were used, on the device
 
     def rebuild(self, *, keeps: bool = False) -> list[Tensor]:
-        """Make them anew after the first step. Returns the old ones where NCCL still has them: `keeps`."""
+        """Recreate them after the first step. Returns the old ones where NCCL still has them: `keeps`."""
         if self.looks_for_unused or not self.there:
             return []
         old, sizes = self.there, [size for _, size in in_buckets(self.sizes[::-1])]

@@ -37,7 +37,7 @@ class Call(NamedTuple):
 
     @property
     def heads_fit(self) -> bool:
-        """Flash and cuDNN take fewer key heads as they are, when they are told to."""
+        """Flash and cuDNN take fewer key heads as they are, when asked to."""
         q, k, v = self.heads
         return self.same_heads or (self.grouped and k == v and q % k == 0)
 
@@ -109,10 +109,10 @@ def kernel(card: Capability, call: Call, order: Sequence[str]) -> str | None:
 
 
 def attention_kind(
-    gpu: Gpu, dtype: Dtype, head_width: int, dropout: float, products: bool = False, *, learns: bool = True
+    gpu: Gpu, dtype: Dtype, head_width: int, dropout: float, matmuls: bool = False, *, learns: bool = True
 ) -> AttentionKind:
     """Return the kernel of causal attention; `products`: batched matmuls (model/attention.py)."""
-    if gpu.kind == "cpu" and products and not dropout:
+    if gpu.kind == "cpu" and matmuls and not dropout:
         return "bmm"
     if gpu.kind == "cpu":
         return "math" if dropout else "flash"

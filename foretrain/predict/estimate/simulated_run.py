@@ -22,7 +22,7 @@ from foretrain.predict.estimate.kernel_buffers import (
     flash_split_bytes,
 )
 from foretrain.predict.estimate.ranks import Rank
-from foretrain.predict.spec import TOLD_APART, StepSpec, letters_of
+from foretrain.predict.spec import DISTINCT_MICRO_BATCHES, StepSpec, letters_of
 from foretrain.predict.timeline import Peak, Tensor, Timeline
 
 CUDA_GRANULE = 512  # c10/core/AllocatorConfig.h, kMinBlockSize
@@ -41,7 +41,7 @@ def granule_of(gpu: Gpu) -> int:
 def symbols_of(spec: StepSpec, batch: int, block: int) -> dict[str, int]:
     """The letters of the formulas: those of `letters_of`, and what kernels take on this device.
 
-    kept: scores of model/attention.py that wait for backward; group, halfgroup: those of a group of heads, by width; m:
+    kept: scores of model/attention.py saved for backward; group, halfgroup: those of a group of heads, by width; m:
     tokens in one of Inductor's chunks of the loss; L2: the cache; flash, split: inside flash attention, backward and
     forward; sums1 to sums4: inside the sum that is the gradient of a bias of so many C. Optimizers add their own."""
     gpu, shape = spec.gpu, ModelShape.of(spec.config)
@@ -106,7 +106,7 @@ class SimulatedRun:
         self.n_counts = len(self.beside_muon) if self.optimizer.counts_on_device else 0
         self.t = make(dict(self.symbols), granule_of(spec.gpu))
         # As predict/trace/drive.py has them.
-        self.micro_steps, self.steady_steps = (TOLD_APART, 2) if spec.cuda else (2, 1)
+        self.micro_steps, self.steady_steps = (DISTINCT_MICRO_BATCHES, 2) if spec.cuda else (2, 1)
         variant = spec.variant
         self.writes_scores = "math" in (variant.attention, variant.evaluation_attention)
         self.step = program_of(spec, self.t)

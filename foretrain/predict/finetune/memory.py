@@ -51,7 +51,7 @@ MOST_KEPT = 128
 OTHER_SOFTWARE: Roughly = (0.92, 1.0, 1.1)  # times RESERVED
 
 
-class FineTuneLedger:
+class FineTuneEstimate:
     """The memory of one way to fine-tune a model, without verdicts; `judged` gives them for a card's free memory."""
 
     def __init__(self, facts: ModelFacts, tune: FineTune, gpu: Gpu) -> None:
@@ -134,16 +134,16 @@ def _given_back(phase: PhaseMemory, available_bytes: int) -> PhaseMemory:
 
 
 @lru_cache(maxsize=MOST_KEPT)
-def _ledger(facts: str, tune: str, gpu: str, *_: str) -> FineTuneLedger:
-    return FineTuneLedger(
+def _estimate(facts: str, tune: str, gpu: str, *_: str) -> FineTuneEstimate:
+    return FineTuneEstimate(
         ModelFacts.model_validate_json(facts), FineTune.model_validate_json(tune), Gpu.model_validate_json(gpu)
     )
 
 
-def estimated(facts: ModelFacts, tune: FineTune, gpu: Gpu) -> FineTuneLedger:
+def estimated(facts: ModelFacts, tune: FineTune, gpu: Gpu) -> FineTuneEstimate:
     """The estimate of a run on this card. The last ones are kept."""
     asked = (each.model_dump_json() for each in (facts, tune, gpu))
-    return _ledger(*asked, str(Context.of(gpu)), str(software.of("")))
+    return _estimate(*asked, str(Context.of(gpu)), str(software.of("")))
 
 
 # A run's phases, with what stays alive between them, in the order of transformers' trainer.py. Sizes round up as

@@ -18,7 +18,7 @@ from foretrain.hardware.catalogue import Gpu
 from foretrain.hardware.devices import Context
 from foretrain.predict.finetune import program as unsloth
 from foretrain.predict.finetune.generation import vllm_bytes
-from foretrain.predict.finetune.memory import FineTuneLedger, estimated
+from foretrain.predict.finetune.memory import FineTuneEstimate, estimated
 from foretrain.predict.finetune.outside import BLOCK
 from foretrain.predict.finetune.program import DTYPES, has_flash_2, is_known, widens
 from foretrain.predict.finetune.ranks import NORM_IN_HEAD, cards_of, not_planned
@@ -49,25 +49,25 @@ class FineTuneCounts(Record):
     gradient_dtypes: tuple[str, ...]
 
     @classmethod
-    def of(cls, ledger: FineTuneLedger) -> "FineTuneCounts":
-        return cls(n_params=ledger.n_params, n_trained=ledger.n_trained, gradient_dtypes=ledger.gradient_dtypes)
+    def of(cls, estimate: FineTuneEstimate) -> "FineTuneCounts":
+        return cls(n_params=estimate.n_params, n_trained=estimate.n_trained, gradient_dtypes=estimate.gradient_dtypes)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Memory and counts of a run: from the estimate's ledger, or from a trace where there is no estimate."""
+    """Memory and counts of a run: from the estimate, or from a trace where there is none."""
 
     memory: RunMemory
     counts: FineTuneCounts
-    ledger: FineTuneLedger | None
+    estimate: FineTuneEstimate | None
     notes: tuple[Note, ...] = ()
 
     @classmethod
     def of(cls, source: ModelSource, tune: FineTune, gpu: Gpu, room: int | None) -> "Answer":
         """Raises UserError where the model can neither be estimated nor traced."""
         if source.facts is not None:
-            ledger = estimated(source.facts, tune, gpu)
-            return cls(ledger.judged(room, gpu.memory_bytes), FineTuneCounts.of(ledger), ledger)
+            estimate = estimated(source.facts, tune, gpu)
+            return cls(estimate.judged(room, gpu.memory_bytes), FineTuneCounts.of(estimate), estimate)
         found = trace_alone(source, tune, gpu, room)
         return cls(found.memory, FineTuneCounts.model_validate(found.counts), None, found.notes)
 
@@ -316,7 +316,7 @@ def _amp(tune: FineTune, gpu: Gpu) -> str:
 
 def notes_of(source: ModelSource, tune: FineTune, gpu: Gpu, others_bytes: int, answer: Answer) -> list[Note]:
     found: list[Note] = []
-    facts, ledger = source.facts, answer.ledger
+    facts, estimate = source.facts, answer.estimate
 
     def note(id: str, **values: object) -> None:
         found.append(Note(id=id, values=values))
@@ -325,7 +325,7 @@ def notes_of(source: ModelSource, tune: FineTune, gpu: Gpu, others_bytes: int, a
         note("others_unknown")
     if tune.fills_rows:
         note("finetune_rows", seq_len=tune.seq_len)
-    if facts is None or ledger is None:
+    if facts is None or estimate is None:
         model = str(source.config.get("model_type"))[:40]
         dequantized = quantization_of(source.config)
         if not tune.images:
@@ -337,10 +337,10 @@ def notes_of(source: ModelSource, tune: FineTune, gpu: Gpu, others_bytes: int, a
         paged = [Note(id="paged_optimizer", values={})] if tune.optim.startswith("paged") else []
         return [*found, *gpu.notes, *paged, *answer.notes]
     if cards := cards_of(tune, gpu):
-        size = ledger.n_trained * max(DTYPES[name].itemsize for name in ledger.gradient_dtypes)
-        nccl = ledger.context.expected_bytes - Context.of(gpu).expected_bytes
+        size = estimate.n_trained * max(DTYPES[name].itemsize for name in estimate.gradient_dtypes)
+        nccl = estimate.context.expected_bytes - Context.of(gpu).expected_bytes
         link = f"{cards.link.name}, {cards.network.name}" if cards.network else cards.link.name
-        more = ledger.beside.high_bytes - ledger.context.high_bytes
+        more = estimate.beside.high_bytes - estimate.context.high_bytes
         zero = {"stage": tune.zero_stage, "more": more} if tune.zero_stage else {}
         id = "finetune_zero" if zero else "finetune_fsdp" if tune.sharded else "finetune_ddp"
         values = zero or ({} if tune.sharded else {"size": size})
@@ -365,10 +365,10 @@ def notes_of(source: ModelSource, tune: FineTune, gpu: Gpu, others_bytes: int, a
     found += saved_notes(facts, tune)
     found += _liger_notes(facts, tune) if tune.liger else []
     found += unsloth.notes(facts, tune) if tune.unsloth else []
-    kept, most = ledger.kept_bytes
+    kept, most = estimate.kept_bytes
     if most:
         note("four_bits_unnamed" if facts.kept == UNNAMED else "four_bits_kept", kept=kept, most=most)
-    return [*found, *four_bit_notes(ledger, tune), *expert_notes(facts, tune)]
+    return [*found, *four_bit_notes(estimate, tune), *expert_notes(facts, tune)]
 
 
 def kind_notes(tune: FineTune, gpu: Gpu) -> list[Note]:
@@ -430,17 +430,17 @@ def expert_notes(facts: ModelFacts, tune: FineTune) -> list[Note]:
     return found
 
 
-def four_bit_notes(ledger: FineTuneLedger, tune: FineTune) -> list[Note]:
+def four_bit_notes(estimate: FineTuneEstimate, tune: FineTune) -> list[Note]:
     """A note where what peft makes fp32 for QLoRA can be more than 4 bits save. That is so at most where half of what a
     step has beside weights is more: the numbers between layers are twice as wide, others are not."""
     itemsize = DTYPES[tune.dtype].itemsize
-    wide = sum(4 * p.numel() for name, p in ledger.weights.items() if ".lora_" not in name and p.dtype.itemsize == 4)
+    wide = sum(4 * p.numel() for name, p in estimate.weights.items() if ".lora_" not in name and p.dtype.itemsize == 4)
     if tune.method != "qlora" or itemsize == 4 or not wide:
         return []
     scale_bytes = 1 if tune.double_quant else 4
-    packed = sum(math.prod(shape) for shape in ledger.packed.values())
+    packed = sum(math.prod(shape) for shape in estimate.packed.values())
     saved = round(packed * (itemsize - 0.5 - scale_bytes / BLOCK))
-    worst = ledger.memory.worst
+    worst = estimate.memory.worst
     beside = worst.tensors_bytes - sum(row.size_bytes for row in worst.components if row.id == "weights")
     if saved - wide // 2 >= beside / 2:
         return []

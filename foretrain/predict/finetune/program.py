@@ -137,7 +137,7 @@ class Program:
         self.shared = [self.packed[name] for name, part in parts.items() if getattr(part, "in_place_of_all", False)]
         adapters = [part for part in parts.values() if isinstance(part, linear.Lora) and part is not whole.lm_head]
         self.adapted = [(part.lora_B.out_features, part.lora_A.in_features) for part in adapters]
-        experts = programs.load("foretrain.model.hub.experts")  # and of each parameter with one that is no layer
+        experts = programs.load("foretrain.model.hub.experts")  # and of each parameter with one that is not a layer
         folded = [part for part in parts.values() if isinstance(part, experts.Folded)]
         self.folded = [(part.lora_B.out_features, part.count * part.lora_A.in_features) for part in folded]
         if isinstance(whole.lm_head, linear.Lora):  # nor in 4 bits
@@ -174,7 +174,7 @@ class Program:
         kept = packed if tune.quantized else None
         kernels = self.facts.liger_kernels(tune.loop) if tune.liger and not tune.unsloth else None
         adapted = adapted_roles(self.facts, tune)
-        # transformers' models return keys and values where nobody says use_cache = False, as Trainers do; not while
+        # transformers' models return keys and values unless use_cache = False, as Trainers do; not while
         # they train with checkpoints
         cached = (False, not tune.gradient_checkpointing) if tune.loop == "own" and not tune.unsloth else ()
         build = decoder.Build(adapter if tune.adapters else None, adapted, kept, kernels, self.unsloth, cached)
@@ -385,7 +385,7 @@ def kernels_of(
 
 
 # What unsloth holds beside the model once a run has begun. models/llama.py: tables of rotary positions
-# (LlamaRotaryEmbedding). kernels/utils.py: the place where 4-bit weights become whole (_scratch), smaller ones held
+# (LlamaRotaryEmbedding). kernels/utils.py: the place where 4-bit weights become whole (_scratch), smaller weights held
 # until layers run again. unsloth_zoo/gradient_checkpointing.py: where offloaded tensors come back to, from the second
 # pass on two.
 

@@ -26,7 +26,7 @@ UNPACKED_PER_CLOCK = 9.4  # weights of few bits that a multiprocessor unpacks in
 UNPACKED_MORE = 0.17  # of that time, for each further text at once (RTX 3090, ggml-org/llama.cpp#15802)
 # HBM against its data sheet: "peak bandwidth is about 1700 GB/s" of an A100 with 2039 (gpt-fast's README).
 HBM_SHARE, HBM_BUS_BITS = 0.834, 3000
-# torchao's kernels against bf16's; of fp8 and of what repositories publish nobody says: those of as many bits
+# torchao's kernels against bf16's; fp8 and published formats have no figures: those of as many bits
 KERNEL_SHARE = {"int8": 0.88, "int4": 0.61, "fp8": 0.88, "w8": 0.88, **dict.fromkeys(PUBLISHED[1:], 0.61)}
 # Shares for a prompt, of the dense peak of half precision with fp32 sums. llama.cpp's kernels take no more of a
 # multiprocessor than a GeForce card's has. Of PyTorch beyond GeForce no row is known: a guess.
@@ -38,7 +38,7 @@ BATCH_SHARE, PADDED_TEXTS = 0.6, 48
 HOST_BYTES_PER_S = (18e9, 36e9, 72e9)  # slow, usual, quick
 HOST_SHARES = (0.35, 0.5, 0.75)  # of a bandwidth that is given
 TO_CARD_BYTES_PER_S = 16e9  # half of what PCIe 4.0 with 16 lanes has; an assumption
-DECODE_RANGE = 0.15  # half the width of what is said beside a speed
+DECODE_RANGE = 0.15  # half the width of the stated range of a speed
 
 
 class GenerationTiming(Timing):
@@ -157,17 +157,17 @@ def decode_parts(
     ways = {"weights": read / (share * bandwidth), "products": 0.0}
     share = share_at_once(facts, asked, engine)
     params = _token_params(facts, share) + facts.vocab_size * facts.n_embd / share.parts
-    products_s = 2 * params / (BATCH_SHARE * product_flop_per_s(gpu, engine))
+    matmuls_s = 2 * params / (BATCH_SHARE * product_flop_per_s(gpu, engine))
     if bits.quantized and engine == "llama.cpp":
         numbers = 8 * read / _mean_bits(facts, asked.weights)
         unpacking = numbers / (UNPACKED_PER_CLOCK * clocks_per_s(gpu)) * (1 + UNPACKED_MORE * (asked.batch - 1))
-        tiles = products_s * max(asked.batch, PADDED_TEXTS)
+        tiles = matmuls_s * max(asked.batch, PADDED_TEXTS)
         if asked.batch == 1 or unpacking <= tiles:
             ways["unpacking"] = unpacking
         else:
             ways["products"] = tiles
     elif asked.batch > 1:
-        ways["products"] = products_s * asked.batch
+        ways["products"] = matmuls_s * asked.batch
     longest = max(ways, key=lambda name: ways[name])
     layer_s = LAYER_S + (EXPERTS_S if facts.n_expert else 0.0)
     return {longest: ways[longest], "cache": cache / (CACHE_SHARE * bandwidth), "layers": facts.n_layer * layer_s}
@@ -202,9 +202,9 @@ def prompt_s(facts: ModelFacts, asked: Inference, engine: Engine, gpu: Gpu) -> f
     reached, share = product_flop_per_s(gpu, engine), share_at_once(facts, whole, engine)
     tokens = asked.prompt * asked.batch
     head = facts.vocab_size * facts.n_embd / share.parts
-    products = 2 * _token_params(facts, share) * tokens + 2 * head * asked.batch
+    matmul_flops = 2 * _token_params(facts, share) * tokens + 2 * head * asked.batch
     attention = 2 * facts.n_layer * facts.n_head * facts.head_dim * asked.prompt * tokens / share.parts
-    computing_s = (products / PROMPT_SHARE + attention / ATTENTION_SHARE) / reached
+    computing_s = (matmul_flops / PROMPT_SHARE + attention / ATTENTION_SHARE) / reached
     weights_s = read_bytes(facts, asked, share) / (BANDWIDTH_SHARE * (memory_bytes_per_s(gpu) or 1.0))
     host = host_weights_bytes(facts, asked) * -(-tokens // PROMPT_AT_ONCE) / TO_CARD_BYTES_PER_S
     return max(computing_s, weights_s) + host + facts.n_layer * LAYER_S + waits_s(facts, asked, gpu, tokens)[1]

@@ -156,16 +156,16 @@ def group_of(op: Operation) -> Group:
 
 
 def peaks_of(calibration: Calibration) -> Peaks:
-    products, bandwidths = list[ProductPeak](), list[Bandwidth]()
+    matmuls, bandwidths = list[ProductPeak](), list[Bandwidth]()
     for kernel in calibration.kernels:
         if len(kernel.shape) == 1:
             access: Any = "in_place" if kernel.kind in IN_PLACE else "copy"
             rate = kernel.shape[0] / kernel.time_s
             bandwidths.append(Bandwidth(access=access, moved_bytes=kernel.shape[0], bytes_per_s=rate))
         else:
-            products.append(_product(kernel))
+            matmuls.append(_product(kernel))
     each_s = calibration.launch_s
-    found = Peaks(products=tuple(products), bandwidths=tuple(bandwidths), launch_s=each_s, autograd_launch_s=2 * each_s)
+    found = Peaks(matmuls=tuple(matmuls), bandwidths=tuple(bandwidths), launch_s=each_s, autograd_launch_s=2 * each_s)
     return best_of(calibration.peaks, found) if calibration.peaks else best_of(found)
 
 

@@ -17,14 +17,14 @@ from foretrain.model.graphed import WARM_STEPS, GraphedStep
 from foretrain.model.in_backward import BackwardUpdates
 from foretrain.model.master import Masters
 from foretrain.model.step import TrainState, build, evaluation_loss, make_optimizer, train_step
-from foretrain.predict.spec import TOLD_APART
+from foretrain.predict.spec import DISTINCT_MICRO_BATCHES
 from foretrain.predict.trace.names import Names
 from foretrain.predict.trace.tracer import Tracer
 
 if TYPE_CHECKING:
     from foretrain.model.parallel import Share
 
-STEPS, MICRO_STEPS, EVALUATION_BATCHES = 3, TOLD_APART, 2
+STEPS, MICRO_STEPS, EVALUATION_BATCHES = 3, DISTINCT_MICRO_BATCHES, 2
 DTYPES: dict[Dtype, torch.dtype] = {
     "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16,
 }  # fmt: skip

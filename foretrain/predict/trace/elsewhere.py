@@ -18,7 +18,7 @@ from foretrain.base.errors import UserError
 from foretrain.hardware.catalogue import Gpu
 from foretrain.predict import software
 from foretrain.predict.trace import interpreter, service
-from foretrain.predict.trace.forked import ChildDied
+from foretrain.predict.trace.forked import ChildEnded
 from foretrain.predict.trace.record import Trace
 from foretrain.predict.trace.traced import StandInError, Traced, call_with, card_of
 
@@ -170,7 +170,7 @@ def _answer(job: dict[str, Any]) -> dict[str, Any]:
         found = session.trace(target.run, card, compile=job["compile"], pads=job["pads"])
         ends = [found, *([found.high] if found.high else [])]
         return {"found": [{"trace": end.trace.to_json(), "notes": end.notes, "bound": end.bound} for end in ends]}
-    except (StandInError, self_test.TraceError, ChildDied) as error:
+    except (StandInError, self_test.TraceError, ChildEnded) as error:
         return {"error": "StandInError", "text": str(error), "traceback": traceback.format_exc()}
     except Exception as error:
         text = (

@@ -12,7 +12,7 @@ from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.estimate.ranks import dealt
 from foretrain.predict.memory import RunMemory
 from foretrain.predict.plan import Plan
-from foretrain.predict.spec import TOLD_APART, StepName, StepSpec
+from foretrain.predict.spec import DISTINCT_MICRO_BATCHES, StepName, StepSpec
 from foretrain.predict.trace import interpreter, service
 from foretrain.predict.trace.memory import Exact, answer
 from foretrain.predict.trace.record import Trace
@@ -65,7 +65,7 @@ def other_torch(trains: str, traced: str, *, compiled: bool) -> tuple[Note, ...]
 @dataclass(frozen=True)
 class Question:
     requests: tuple[Request, ...]
-    ledger: RunMemory
+    estimate: RunMemory
     available_bytes: int | None
     capped: bool
     settings: Settings | None
@@ -76,7 +76,7 @@ class Question:
 
     def key(self) -> dict[str, Any]:
         traces, config = [request.key() for request in self.requests], self.spec.config.model_dump(mode="json")
-        return {**self.told(), "traces": traces, "config": config}
+        return {**self.as_json(), "traces": traces, "config": config}
 
     def asked(self) -> list[Request]:
         if len(self.requests) != 1:
@@ -86,17 +86,17 @@ class Question:
         asking = Asking(one.spec, one.pads, one.rank, one.keeps, self)
         return [asking if Settings.parse(settings.text()) == settings else one]
 
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Return the question for a worker (memory.py, answer)."""
         return {
-            "traced": TOLD_APART, "micro_batches": self.spec.config.gradient_accumulation_steps,
-            "ledger": self.ledger.model_dump(mode="json"), "available_bytes": self.available_bytes,
+            "traced": DISTINCT_MICRO_BATCHES, "micro_batches": self.spec.config.gradient_accumulation_steps,
+            "ledger": self.estimate.model_dump(mode="json"), "available_bytes": self.available_bytes,
             "settings": (self.settings or Settings()).text(), "capped": self.capped,
             "device_bytes": self.spec.gpu.memory_bytes,
         }  # fmt: skip
 
     def answer(self, traces: Sequence[Trace]) -> Exact:
-        return answer(self.told(), traces, self.settings or Settings())
+        return answer(self.as_json(), traces, self.settings or Settings())
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Asking(Request):
         return Request(self.spec, self.pads, self.rank, self.keeps)
 
     def job(self) -> dict[str, Any]:
-        return {**super().job(), "question": self.question.told() if self.question else {}}
+        return {**super().job(), "question": self.question.as_json() if self.question else {}}
 
     def key(self) -> str:
         return self.plain.key()
@@ -196,8 +196,8 @@ def trace_ranks(
     """Return each shared step's exact memory, or why it was not traced. `asked`: each step with its estimate."""
     ranks = [ranks_to_trace(spec) for spec, _ in asked]
     questions = [
-        [Question(tuple(requests_for(spec, rank)), ledger, available_bytes, capped, settings) for rank in its]
-        for (spec, ledger), its in zip(asked, ranks, strict=True)
+        [Question(tuple(requests_for(spec, rank)), estimate, available_bytes, capped, settings) for rank in its]
+        for (spec, estimate), its in zip(asked, ranks, strict=True)
     ]
     try:
         found = iter(answered([each for its in questions for each in its], listen))

@@ -15,7 +15,7 @@ T = TypeVar("T")
 CAN_FORK = hasattr(os, "fork")
 
 
-class ChildDied(RuntimeError):
+class ChildEnded(RuntimeError):
     """The child ended without an answer; the sentence says how."""
 
 
@@ -44,7 +44,7 @@ def in_child(work: Callable[[], T]) -> T:
     if not data:
         code = os.waitstatus_to_exitcode(status)
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        raise ChildDied(f"the process that traced ended without an answer ({how}); memory may have run out")
+        raise ChildEnded(f"the process that traced ended without an answer ({how}); memory may have run out")
     done, value = pickle.loads(data)
     if done:
         return value

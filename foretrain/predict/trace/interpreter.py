@@ -143,8 +143,8 @@ class Interpreter(NamedTuple):
         if self.path == sys.executable:
             return [self.path, "-P", "-m", module], {"PYTHONPATH": processes.search_path()}
         borrowed = [path for path in sys.path if path.endswith("-packages")] if self.borrows else []
-        told = {"PYTHONPATH": processes.SOURCE, "FORETRAIN_BORROWED": os.pathsep.join(borrowed)}
-        return [self.path, "-c", START, module], told
+        environment = {"PYTHONPATH": processes.SOURCE, "FORETRAIN_BORROWED": os.pathsep.join(borrowed)}
+        return [self.path, "-c", START, module], environment
 
 
 _chosen: ContextVar[Interpreter | None] = ContextVar("interpreter", default=None)
@@ -179,10 +179,10 @@ def find_interpreter(path: str) -> Interpreter:
         ask = [at, "-c", PROBE, *FINE_TUNING]
         # -c imports from the working directory first, so that is one in which nothing of the user's lies.
         done = subprocess.run(ask, cwd=at.parent, capture_output=True, text=True, timeout=PROBE_S, check=True)
-        told = json.loads(done.stdout)
-        major, minor = told["python"]
-        version, torch, lacks = (int(major), int(minor)), str(told["torch"]), bool(told["lacks"])
-        packages = tuple(str(each) for each in told.get("packages", ()))
+        answer = json.loads(done.stdout)
+        major, minor = answer["python"]
+        version, torch, lacks = (int(major), int(minor)), str(answer["torch"]), bool(answer["lacks"])
+        packages = tuple(str(each) for each in answer.get("packages", ()))
     except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError, IndexError):
         raise UserError("usage.python_broken", path=path) from None
     if not torch:

@@ -9,7 +9,7 @@ from typing import Any
 from foretrain.base.records import Record
 from foretrain.hardware.devices import Context
 from foretrain.predict.abstract.modules import KINDS
-from foretrain.predict.allocator.replay import Death, Replay, Tried, replay, smallest_limit_bytes
+from foretrain.predict.allocator.replay import MemoryFailure, Replay, Tried, replay, smallest_limit_bytes
 from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.estimate.simulated_run import EARLY_GRADIENTS
 from foretrain.predict.memory import PHASES, Component, PhaseMemory, RunMemory, judged
@@ -22,7 +22,7 @@ class Exact(Record):
     memory: RunMemory
     smallest_limit_bytes: int  # for the allocator, without running out of memory; context not included
     smallest_limit_expandable_bytes: int  # the same with expandable_segments:True
-    death: Death | None  # where the run runs out of memory under what the card leaves
+    failure: MemoryFailure | None  # where the run runs out of memory under what the card leaves
     torch: str
     pads_unknown: bool  # pad_mm's choice decides between two answers, both in the range
 
@@ -47,7 +47,7 @@ def components(alive: Sequence[Allocation], allocated_bytes: int, formulas: Form
 
 
 def component_id(allocation: Allocation) -> str:
-    """Return the estimate's component; activations are told apart by the module that made them, where one did."""
+    """Return the estimate's component; activations are distinguished by the module that made them, where one did."""
     if allocation.category != "activations" or not allocation.module:
         return allocation.category
     last = allocation.module.rsplit(".", 1)[-1]
@@ -60,9 +60,9 @@ def component_id(allocation: Allocation) -> str:
     return f"activations.{KINDS[last]}" if last in KINDS else "activations"
 
 
-def _formulas(ledger: RunMemory, phase: str) -> Formulas:
+def _formulas(estimate: RunMemory, phase: str) -> Formulas:
     """Return (formula, bytes) of a phase's components; "activations" are one, as compiled kernels have no module."""
-    rows = {c.id: (c.formula, c.size_bytes) for p in ledger.phases if p.phase == phase for c in p.components}
+    rows = {c.id: (c.formula, c.size_bytes) for p in estimate.phases if p.phase == phase for c in p.components}
     activations = [row for id, row in rows.items() if id.startswith("activations")]
     rows["activations"] = (" + ".join(formula for formula, _ in activations), sum(size for _, size in activations))
     return rows
@@ -86,40 +86,40 @@ def phase_of(trace: Trace, runs: Sequence[Replay], name: str, context: Context, 
 
 def replayed(
     traces: Sequence[Trace],
-    ledger: RunMemory,
+    estimate: RunMemory,
     tried: Sequence[Tried],
     available_bytes: int | None,
     order: Sequence[str] = PHASES,
-) -> tuple[RunMemory, Death | None, list[Replay]]:
-    """Return the memory, where the run ends under its limit, and replays with room; `ledger` for phases not traced."""
+) -> tuple[RunMemory, MemoryFailure | None, list[Replay]]:
+    """Return the memory, where the run ends under its limit, replays with room; `estimate`: of the others."""
     runs = [_with_room(each) for each in tried]
     worst = max(range(len(traces)), key=lambda i: (runs[i].peak_reserved_bytes, runs[i].peak_allocated_bytes))
     trace, run = traces[worst], runs[worst]
     names = {peak.phase for peak in run.phases}
     ordered = [run, *runs]
     phases = [
-        phase_of(trace, ordered, name, ledger.context, _formulas(ledger, name)) for name in order if name in names
+        phase_of(trace, ordered, name, estimate.context, _formulas(estimate, name)) for name in order if name in names
     ]
-    phases += [phase for phase in ledger.phases if phase.phase == "resume"]
-    death = None
+    phases += [phase for phase in estimate.phases if phase.phase == "resume"]
+    failure = None
     if available_bytes is not None:
-        limits = available_bytes - ledger.context.low_bytes, available_bytes - ledger.context.expected_bytes
+        limits = available_bytes - estimate.context.low_bytes, available_bytes - estimate.context.expected_bytes
         ends = [[end_of(each, limit, run) for each, run in zip(tried, runs, strict=True)] for limit in limits]
-        dies, risks = ([end for end in each if end is not None] for each in ends)
-        death = dies[0] if dies else risks[0] if risks else None
+        failures, risks = ([end for end in each if end is not None] for each in ends)
+        failure = failures[0] if failures else risks[0] if risks else None
         # A run that runs out of memory while the model is built reaches no phase of the table.
-        dead = None if death is None else death.phase if death.phase in order else phases[0].phase
-        phases = judged(phases, available_bytes, dead, len(dies) == len(traces), limits)
+        dead = None if failure is None else failure.phase if failure.phase in order else phases[0].phase
+        phases = judged(phases, available_bytes, dead, len(failures) == len(traces), limits)
     memory = RunMemory(
-        step=ledger.step, compiled=ledger.compiled, phases=tuple(phases), saved_bytes=saved_bytes(trace),
-        source="traced", context=ledger.context, obstacle=ledger.obstacle,
+        step=estimate.step, compiled=estimate.compiled, phases=tuple(phases), saved_bytes=saved_bytes(trace),
+        source="traced", context=estimate.context, obstacle=estimate.obstacle,
     )  # fmt: skip
-    return memory, death, runs
+    return memory, failure, runs
 
 
 def exact(
     traces: Sequence[Trace],
-    ledger: RunMemory,
+    estimate: RunMemory,
     *,
     available_bytes: int | None,
     settings: Settings | None = None,
@@ -131,14 +131,14 @@ def exact(
     # The trainer's own call of set_per_process_memory_fraction overrides the setting.
     cap_bytes = None if capped or device_bytes is None else (settings or Settings()).cap_bytes(device_bytes)
     tried = [Tried(trace, settings, physical=not capped, cap_bytes=cap_bytes) for trace in traces]
-    memory, death, runs = replayed(traces, ledger, tried, available_bytes)
+    memory, failure, runs = replayed(traces, estimate, tried, available_bytes)
     plain, expandable = cap_bytes is None, replace(settings or Settings(), expandable_segments=True)
     limits = [
         smallest_limit_bytes(t, settings, physical=not capped, free=r if plain else None, tried=each if plain else None)
         for t, r, each in zip(traces, runs, tried, strict=True)
     ]
     return Exact(
-        memory=memory, death=death, torch=traces[0].facts.get("torch", ""), smallest_limit_bytes=max(limits),
+        memory=memory, failure=failure, torch=traces[0].facts.get("torch", ""), smallest_limit_bytes=max(limits),
         smallest_limit_expandable_bytes=max(
             smallest_limit_bytes(trace, expandable, physical=not capped) for trace in traces
         ),
@@ -161,11 +161,11 @@ def _with_room(tried: Tried) -> Replay:
     return run if run.survives else replay(tried.lifetimes, tried.settings)
 
 
-def end_of(tried: Tried, limit_bytes: int, run: Replay) -> Death | None:
+def end_of(tried: Tried, limit_bytes: int, run: Replay) -> MemoryFailure | None:
     """Return where it ends under a limit. `run`: its replay with room; the driver refuses nothing below its reserve."""
     if tried.physical and tried.cap_bytes is None and run.peak_reserved_bytes <= limit_bytes:
         return None
-    return tried.death(max(0, limit_bytes))
+    return tried.failure(max(0, limit_bytes))
 
 
 def saved_bytes(trace: Trace) -> int:

@@ -67,7 +67,7 @@ class Place(NamedTuple):
     offset: int = 0
     dtype: torch.dtype = torch.float32
     device: torch.device | None = None
-    said: Mapping[str, Any] = MappingProxyType({})
+    attributes: Mapping[str, Any] = MappingProxyType({})
 
     def filled(self, tensors: Sequence[FakeTensor]) -> Any:
         if self.shape is None:
@@ -79,11 +79,11 @@ class Place(NamedTuple):
         made = Tensor._make_subclass(
             FakeTensor, inner, False, dispatch_device=True, device_for_backend_keys=self.device
         )
-        if self.said["fake_mode"]._allow_unsafe_data_ptr_access:
+        if self.attributes["fake_mode"]._allow_unsafe_data_ptr_access:
             torch._C._set_warn_deprecated_on_mutable_data_ptr(made)
         else:
             torch._C._set_throw_on_mutable_data_ptr(made)
-        vars(made).update(self.said)
+        vars(made).update(self.attributes)
         return made
 
 

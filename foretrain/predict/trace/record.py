@@ -122,7 +122,7 @@ class Trace(Lifetimes):
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Trace":
-        """Invert `to_json`. Raises ValueError, KeyError, TypeError or IndexError on what is no such trace."""
+        """Invert `to_json`. Raises ValueError, KeyError, TypeError or IndexError on anything but such a trace."""
         if not isinstance(data, dict) or data.get("schema") != SCHEMA:
             raise ValueError(f"not {SCHEMA}")
         words = [tuple(word) if isinstance(word, list) else word for word in data["words"]]
@@ -220,7 +220,7 @@ class Recorder(Lifetimes):
 
     def finish(self, *, logits: Head | None = None, weight_shapes: frozenset[tuple[int, ...]] = frozenset()) -> Trace:
         """Return the trace, categorized by tag, or by shape and moment. `weight_shapes`: of what autocast copies."""
-        self._order_deaths()
+        self._order_frees()
         head = logits or Head()
         allocations = []
         for id, (op, module, shape, dtype) in enumerate(self.labels):
@@ -235,7 +235,7 @@ class Recorder(Lifetimes):
             allocations.append(a)
         return Trace([*self.events], allocations, self.phases, self.moments, emptied=self.emptied)
 
-    def _order_deaths(self) -> None:
+    def _order_frees(self) -> None:
         """Order frees between two other events by their allocations, as autocast's cache of weight copies is a hash map
         by address; to the allocator it makes no difference."""
         marks = {mark.position for mark in (*self.phases, *self.moments)} | self.emptied

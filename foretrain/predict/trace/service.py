@@ -26,8 +26,8 @@ from foretrain.config.checks import EIGHT_BITS
 from foretrain.config.options import RunConfig
 from foretrain.config.sharing import sharing_problem
 from foretrain.hardware.catalogue import Gpu
-from foretrain.predict.memory import SHAPING_KNOBS
-from foretrain.predict.spec import TOLD_APART, StepSpec
+from foretrain.predict.memory import SHAPING_OPTIONS
+from foretrain.predict.spec import DISTINCT_MICRO_BATCHES, StepSpec
 from foretrain.predict.trace import interpreter
 from foretrain.predict.trace.record import Trace
 from foretrain.predict.trace.repeats import with_all_micro_batches
@@ -92,7 +92,7 @@ class Request:
     def normal_config(self) -> RunConfig:
         """Return the config with options that change no trace at their defaults, so that more traces are shared."""
         c = self.spec.config
-        values = {knob: getattr(c, knob) for knob in SHAPING_KNOBS}
+        values = {option: getattr(c, option) for option in SHAPING_OPTIONS}
         if c.matmul not in EIGHT_BITS:  # sums in fp16 take no other memory
             values["matmul"] = "dtype"
         return RunConfig(
@@ -120,7 +120,7 @@ class Request:
     def whole(self, trace: Trace) -> Trace:
         if self.spec.is_one_graph:
             return trace
-        return with_all_micro_batches(trace, TOLD_APART, self.spec.config.gradient_accumulation_steps)
+        return with_all_micro_batches(trace, DISTINCT_MICRO_BATCHES, self.spec.config.gradient_accumulation_steps)
 
     def key(self) -> str:
         return key_of(self.job())
@@ -133,8 +133,8 @@ def shaping_facts(gpu: Gpu) -> dict[str, Any]:
 def key_of(job: Mapping[str, Any], **more: Any) -> str:
     """Return the hash of a job and of what carries it out: torch, Python, our code, and `more`."""
     by = interpreter.now()
-    told = {name: os.environ[name] for name in SHAPING_VARIABLES if name in os.environ}
-    what = {**job, "torch": by.torch, "code": code_digest(), "python": by.python, **told, **more}
+    variables = {name: os.environ[name] for name in SHAPING_VARIABLES if name in os.environ}
+    what = {**job, "torch": by.torch, "code": code_digest(), "python": by.python, **variables, **more}
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:32]
 
 
@@ -271,10 +271,10 @@ def _exit_code(out: Path) -> int | None:
 
 def write_jobs(jobs: Sequence[tuple[Traceable, Path]], folder: Path) -> Path:
     """Write the jobs of worker.py and their output files. A file can neither block nor be blocked by a pipe."""
-    told = folder / "jobs"
+    job_file = folder / "jobs"
     what = [{**request.job(), "out": str(out)} for request, out in jobs]
-    told.write_text(json.dumps({"jobs": what, "at_once": AT_ONCE}))
-    return told
+    job_file.write_text(json.dumps({"jobs": what, "at_once": AT_ONCE}))
+    return job_file
 
 
 def start_worker(jobs: Sequence[tuple[Traceable, Path]], folder: Path) -> subprocess.Popen[bytes]:

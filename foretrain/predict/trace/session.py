@@ -157,7 +157,7 @@ def tracing(gpu: Gpu | None, *, compiled: bool, pads: bool = False, upper: bool 
             # Dynamo, which flex_attention runs even where nothing is compiled, changes nothing of what it does.
             patches.set(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
             marks.patch(patches)
-            workspaces.patch_products(patches)  # Dynamo knows the real ones alone
+            workspaces.patch_matmuls(patches)  # Dynamo knows the real ones alone
             patches.set(torch, "ctc_loss", alignment.with_tensors(torch.ctc_loss))
         stack.enter_context(faster_fake_ops(compiled=compiled))
         names = stack.enter_context(drive.naming_allocations(tracer, compiled=compiled))
@@ -230,11 +230,11 @@ def in_one_sentence() -> Iterator[list[Tracer]]:
         where = f", at {place}" if place else ""
         raise StandInError(f"{op} cannot be traced: {WHY[type(error)]}{advice}{where}") from None
     except (AssertionError, RuntimeError, AttributeError) as error:
-        said = str(error)
+        text = str(error)
         for pattern, sentence in SENTENCES.items():
-            if re.search(pattern, said):
+            if re.search(pattern, text):
                 advice = DENSE if any(tracer.sparse for tracer in seen) else ""
-                raise StandInError(f"{sentence} ({said.splitlines()[0][:120]}){advice}") from error
+                raise StandInError(f"{sentence} ({text.splitlines()[0][:120]}){advice}") from error
         raise
 
 

@@ -47,7 +47,7 @@ EXACTNESS_ID = {
     "exact": "exact", "rounding": "rounding", "other tokens": "tokens", "other optimizer": "optimizer",
     "other model": "model",
 }  # fmt: skip
-# Reasons of which each rule has its own sentence, with its own numbers; the others are told of all rules together.
+# Reasons of which each rule has its own sentence, with its own numbers; the others are listed for all rules together.
 ONE_BY_ONE = (
     "not_the_peak", "not_enough", "trace_denies", "trace_tight", "traced_short", "no_peak",
     "bucket_view", "bucket_view_same", "bucket_size", "bucket_size_same",
@@ -56,7 +56,7 @@ LINES = 15
 LEAST, MOST = 3, 5  # changes of the first screen; what is not enough alone fills up where few are
 ROOM, WIDE = 8, 24  # lines for them, and about how many columns one has for its name
 COMMAND = 68  # columns of a line of the command
-MUCH_LONGER = 0.5  # of the time: then it is said as so many times
+MUCH_LONGER = 0.5  # of the time: from here on it is a factor
 ASSUMED = 2  # lines of what had to be guessed, which always stand there
 
 
@@ -144,8 +144,8 @@ def _now(plan: AnyPlan, found: Advices) -> tuple[Block, ...]:
         blocks.append(Paragraph(Message("advice.cost_now", {"sum": now.money, "currency": plan.config.currency})))
     traced = found.now_confirmation
     if traced is not None:
-        told = {"verdict": verdict_word(traced.verdict), "needed": traced.needed_bytes}
-        blocks.append(Paragraph(Message("advice.traced_now", told), TONES[traced.verdict]))
+        values_now = {"verdict": verdict_word(traced.verdict), "needed": traced.needed_bytes}
+        blocks.append(Paragraph(Message("advice.traced_now", values_now), TONES[traced.verdict]))
     return (*blocks, *(assumed(plan) if isinstance(plan, Plan) else ()))
 
 
@@ -181,13 +181,13 @@ def short(plan: AnyPlan | None, change: Advice) -> str:
     """Return its rules with their values, how cards share a step, or what to type."""
     if plan is None or isinstance(plan, FineTunePlan | InferencePlan):
         return " ".join(words_of(change))
-    told = " + ".join(_short(plan, change, rule).text() for rule in change.rules)
+    changes_text = " + ".join(_short(plan, change, rule).text() for rule in change.rules)
     ways = {"strategy", "resharding", "hold_gradients"} & set(change.rules)
     if not isinstance(plan, ClusterPlan) or change.shared is None or ways:
-        return told
+        return changes_text
     if change.shared.way == Way.of(plan.best or plan.least):
-        return told
-    return Message("advice.with_way", {"change": told, "way": way_name(change.shared.way)}).text()
+        return changes_text
+    return Message("advice.with_way", {"change": changes_text, "way": way_name(change.shared.way)}).text()
 
 
 def _short(plan: Plan | ClusterPlan, advice: Advice, rule: str) -> Message:
@@ -215,27 +215,33 @@ def change_text(
 ) -> str:
     """A change with what planning it says: what it needs, whether it fits, and unless `brief` what time it takes."""
     effect = change.effect
-    told = f"{short(plan, change)} *" if change.step is None and change.learns_otherwise else short(plan, change)
-    values = {"change": told, "needed": needed or (effect.needed_bytes,) * 3, "available": effect.available_bytes or 0}
+    changes_text = (
+        f"{short(plan, change)} *" if change.step is None and change.learns_otherwise else short(plan, change)
+    )
+    values = {
+        "change": changes_text,
+        "needed": needed or (effect.needed_bytes,) * 3,
+        "available": effect.available_bytes or 0,
+    }
     id = verdict_id(effect.verdict, effect.needed_bytes, effect.available_bytes)
-    said, slower = [Message(f"first.changed.{id}", values).text()], effect.slower
+    parts, slower = [Message(f"first.changed.{id}", values).text()], effect.slower
     if slower is not None and not rounds_to_zero(slower) and not brief:
         unit = "token" if change.step is None else "step"
         more = "slower" if slower > MUCH_LONGER else "more_time" if slower > 0 else "less_time"
-        said.append(Message(f"first.{more}.{unit}", {"share": abs(slower), "factor": 1 + slower}).text())
-    return listed(said)
+        parts.append(Message(f"first.{more}.{unit}", {"share": abs(slower), "factor": 1 + slower}).text())
+    return listed(parts)
 
 
 def _notes(plan: AnyPlan, changes: Sequence[Advice]) -> list[Message]:
     ids = {id for change in changes for id in change.rules}
     known = {"loss_alone": "finetune.loss_alone", "precomputed": "note.finetune_reference_precomputed"}
-    said = [Message(text) for id, text in known.items() if id in ids]
+    assumed_now = [Message(text) for id, text in known.items() if id in ids]
     more = four_bits_more(plan, changes)
-    return said if more is None else [*said, more]
+    return assumed_now if more is None else [*assumed_now, more]
 
 
 def four_bits_more(plan: AnyPlan, changes: Sequence[Advice]) -> Message | None:
-    """Why QLoRA needs more than LoRA, where the change to LoRA says so."""
+    """Why QLoRA needs more than LoRA, where the change to LoRA shows it."""
     lora = next((change for change in changes if change.rules == ("sixteen_bits",)), None)
     if lora is None or lora.effect.saved_bytes <= 0:
         return None
@@ -434,15 +440,15 @@ def one(plan: AnyPlan, found: Advices, number: int, asked: Asked) -> Document:
 def _rules(plan: AnyPlan, advice: Advice) -> list[Section]:
     if not isinstance(plan, Plan | ClusterPlan):
         return []
-    told = [rule for rule in advice.rules if has(f"rule.{rule}.what") or not has(f"rule.{rule}.short")]
-    return [Section(_short(plan, advice, rule), (_rule(rule),)) for rule in told]
+    described = [rule for rule in advice.rules if has(f"rule.{rule}.what") or not has(f"rule.{rule}.short")]
+    return [Section(_short(plan, advice, rule), (_rule(rule),)) for rule in described]
 
 
 def _rule(rule: str) -> Table:
-    told = rule if has(f"rule.{rule}.what") else "untold"
+    text_id = rule if has(f"rule.{rule}.what") else "untold"
     values = {"rule": rule, "saves": BY_ID[rule].saves, "costs": BY_ID[rule].costs}
     rows: tuple[tuple[Cell, ...], ...] = tuple(
-        (Message(f"advice.{part}"), Message(f"rule.{told}.{part}", values)) for part in ("what", "why", "costs")
+        (Message(f"advice.{part}"), Message(f"rule.{text_id}.{part}", values)) for part in ("what", "why", "costs")
     )
     return Table((), (*rows, (Message("advice.reference"), BY_ID[rule].reference)))
 

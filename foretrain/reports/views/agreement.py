@@ -67,12 +67,12 @@ def _dot(row: Row) -> Dot:
 def document(found: Calibration, gpu: Gpu, kept: bool) -> Document:
     rows: list[tuple[Cell, ...]] = []
     for dtype in dict.fromkeys(kernel.dtype for kernel in found.kernels):
-        products = [_flop_per_s(k) for k in found.kernels if k.kind == "matmul" and k.dtype == dtype]
-        values = {"best": max(products), "usual": sorted(products)[len(products) // 2], "count": len(products)}
+        rates = [_flop_per_s(k) for k in found.kernels if k.kind == "matmul" and k.dtype == dtype]
+        values = {"best": max(rates), "usual": sorted(rates)[len(rates) // 2], "count": len(rates)}
         rows.append((Message("row.products", {"dtype": dtype}), Message("calibration.products", values)))
         peak = gpu.peak_flop_per_s(dtype)  # type: ignore[arg-type]
         if peak:
-            shares = {"share": max(products) / peak, "peak": peak}
+            shares = {"share": max(rates) / peak, "peak": peak}
             rows.append((Message("row.of_peak", {"dtype": dtype}), Message("calibration.of_peak", shares)))
     for step in found.steps:
         values = {"dtype": step.dtype, "how": listed(_how(step)), **_sizes(step)}
@@ -152,8 +152,8 @@ def verify_document(found: Verification, path: str = "") -> Document:
     if without := found.of("out_of_memory", "failed", "skipped", "waiting"):
         sections.append(Section(Message("verify.without"), (_without(without), *_again(found))))
     if path and measured:
-        told = Message("verify.contribute", {"path": path, "folder": CONTRIBUTED})
-        sections.append(Section(Message("verify.file"), (Paragraph(told),)))
+        contribute = Message("verify.contribute", {"path": path, "folder": CONTRIBUTED})
+        sections.append(Section(Message("verify.file"), (Paragraph(contribute),)))
     return Document(
         Message("verify.title", {"device": found.machine.device}), Message("verify.subtitle", values), sections
     )

@@ -78,11 +78,11 @@ def _best(choice: Choice) -> Message:
 
 def _notes(plan: AnyPlan, found: ComparedCards) -> list[Message]:
     """What the figures are of, where that is not the whole run, and where prices differ in kind."""
-    said: list[Message] = []
+    figures: list[Message] = []
     if found.of != "run" and found.best.fastest is not None:
-        said.append(Message(f"cards.figures.{found.of}", {"text": found.limit.text if found.limit else ""}))
-        said += [Message("finetune.no_length")] if found.of == "million" and isinstance(plan, FineTunePlan) else []
-    return [*said, *([Message("cards.mixed")] if found.best.mixed_prices else [])]
+        figures.append(Message(f"cards.figures.{found.of}", {"text": found.limit.text if found.limit else ""}))
+        figures += [Message("finetune.no_length")] if found.of == "million" and isinstance(plan, FineTunePlan) else []
+    return [*figures, *([Message("cards.mixed")] if found.best.mixed_prices else [])]
 
 
 def _memory(plans: Sequence[AnyPlan]) -> Table:

@@ -76,8 +76,8 @@ def _row(plan: ClusterPlan, rank: RankPlan) -> tuple[Cell, ...]:
 
 
 def _pays(plan: ClusterPlan) -> list[Row]:
-    said = pays(plan)
-    rows = [] if said is None else [Row(Message("cluster.label.pays"), said)]
+    answer = pays(plan)
+    rows = [] if answer is None else [Row(Message("cluster.label.pays"), answer)]
     helps = [Row(Message("cluster.label.helps"), change(plan, made)) for made in plan.pays.changes]
     return rows + helps
 
@@ -198,9 +198,9 @@ def page(plan: ClusterPlan) -> Page:
 
 def _verdict(plan: ClusterPlan) -> list[Block]:
     blocks: list[Block] = [*lead_of(plan)]
-    said = pays(plan)
-    if said is not None:
-        blocks.append(Paragraph(said))
+    answer = pays(plan)
+    if answer is not None:
+        blocks.append(Paragraph(answer))
     blocks += [Paragraph(Message("cluster.helps", {"change": change(plan, one)})) for one in plan.pays.changes]
     return blocks
 
@@ -272,8 +272,8 @@ def _communication(plan: ClusterPlan) -> list[Block]:
                 Quantity(sent.busy_s, "duration"),
                 Quantity(rank.time.waits_s.expected_s, "duration") if i == 0 and rank.time else "",
             ))  # fmt: skip
-    said: list[Block] = [Paragraph(links(plan)), Paragraph(Message("cluster.communication_source"))]
-    return [Table(heads, tuple(rows), frozenset({3, 4, 5, 6}), optional=(3,)), *said] if rows else said
+    blocks: list[Block] = [Paragraph(links(plan)), Paragraph(Message("cluster.communication_source"))]
+    return [Table(heads, tuple(rows), frozenset({3, 4, 5, 6}), optional=(3,)), *blocks] if rows else blocks
 
 
 def _time(plan: ClusterPlan) -> list[Block]:

@@ -137,8 +137,8 @@ def _lists_of(able: list[Setting], labels: list[str]) -> Table:
 def _figures(sides: tuple[Side, ...]) -> tuple[Block, ...]:
     rows = [(name, [cell(side) for side in sides]) for name, cell in _CELLS.items()]
     rows = [(name, cells) for name, cells in rows if any(_text(cell) != "–" for cell in cells)]
-    told = {"ranks": any((s.ranks or 1) > 1 for s in sides), "per_card": len({s.cards for s in sides}) > 1}
-    rows = [(name, cells) for name, cells in rows if told.get(name, True)]
+    has_row = {"ranks": any((s.ranks or 1) > 1 for s in sides), "per_card": len({s.cards for s in sides}) > 1}
+    rows = [(name, cells) for name, cells in rows if has_row.get(name, True)]
     if len(sides) > 2:  # what is between the lines goes first, and every word that can be done without
         rows = [(name, [_text(cell).partition(" (")[0] for cell in cells]) for name, cells in rows if name not in _FINE]
     if len(sides) <= WIDE:
@@ -267,7 +267,7 @@ def answer(verdict: Verdict) -> Message:
 
 
 def brief(verdict: Verdict, pair: Pair) -> Message:
-    """The winner of a question with both figures, without what it can be put down to."""
+    """The winner of a question with both figures, without its cause."""
     values = {
         "question": Message(f"side_short.{verdict.question}"), "one": pair.one, "other": pair.other,
         "first": _value(verdict, pair.one_value), "second": _value(verdict, pair.other_value), "share": pair.share,
@@ -402,7 +402,7 @@ def report(
 
 
 def _answers(found: Comparison) -> tuple[Block, ...]:
-    said = [
+    paragraphs = [
         Paragraph(
             brief(verdict, verdict.pair),
             "good" if verdict.outcome == "difference" and not verdict.unlike_models else "plain",
@@ -410,13 +410,13 @@ def _answers(found: Comparison) -> tuple[Block, ...]:
         for verdict in found.verdicts
         if verdict.pair and verdict.outcome in ("difference", "forecast") and verdict.question in NAMED
     ]  # fmt: skip
-    return tuple(said) or (Paragraph(Message("report.no_difference")),)
+    return tuple(paragraphs) or (Paragraph(Message("report.no_difference")),)
 
 
 def _speed(sides: tuple[Side, ...]) -> tuple[Block, ...]:
     ranks = tuple(
         Rank(
-            side.label, side.tokens_per_s, *_rates(side), said=side.speed_source or "", strong=_measured(side),
+            side.label, side.tokens_per_s, *_rates(side), remark=side.speed_source or "", strong=_measured(side),
             colour=number,
         )
         for number, side in enumerate(sides)
@@ -448,7 +448,7 @@ def _memory(sides: tuple[Side, ...], verdicts: dict[str, str | None]) -> tuple[B
         if side.memory_bytes is None:
             continue
         verdict = verdicts.get(side.label)
-        said = " · ".join(
+        remark = " · ".join(
             part
             for part in (side.memory_source or "", Message(f"word.{verdict}").text() if verdict else "")
             if part
@@ -456,7 +456,7 @@ def _memory(sides: tuple[Side, ...], verdicts: dict[str, str | None]) -> tuple[B
         ranged = side.memory_low_bytes != side.memory_high_bytes
         low, high = (side.memory_low_bytes, side.memory_high_bytes) if ranged else (None, None)
         strong = side.memory_source == "measured"
-        ranks.append(Rank(side.label, side.memory_bytes, low, high, said, strong=strong, colour=number))
+        ranks.append(Rank(side.label, side.memory_bytes, low, high, remark, strong=strong, colour=number))
     if len(ranks) < 2:
         return ()
     axis = Axis(Message("axis.memory_bytes"), "bytes")
@@ -466,9 +466,9 @@ def _memory(sides: tuple[Side, ...], verdicts: dict[str, str | None]) -> tuple[B
 
 def _scaled(found: Scaling) -> Paragraph:
     id = found.why or ("forecast" if found.predicted else "measured")
-    said = Message(f"scaling.{id}", found.model_dump()).text()
+    scaled_text = Message(f"scaling.{id}", found.model_dump()).text()
     tokens = Message("scaling.same_tokens" if found.same_tokens else "scaling.other_tokens")
-    return Paragraph(Message("first.two", {"one": said, "other": tokens}), "warn" if found.why else "plain")
+    return Paragraph(Message("first.two", {"one": scaled_text, "other": tokens}), "warn" if found.why else "plain")
 
 
 def _learned(scatter: Scatter) -> Paragraph:

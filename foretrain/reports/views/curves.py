@@ -19,8 +19,8 @@ def losses(
 ) -> tuple[Block, ...]:
     """Draw the loss over each known axis, one picture for each unit. `order`: labels whose places are the colours."""
     guessed = {"names": listed(found.predicted_hours)}
-    said = (Paragraph(Message("report.predicted_hours", guessed)),) if found.predicted_hours else ()
-    return said + tuple(
+    predicted = (Paragraph(Message("report.predicted_hours", guessed)),) if found.predicted_hours else ()
+    return predicted + tuple(
         _losses(found, [c for c in found.curves if c.unit == unit], levels, source, order)
         for unit in dict.fromkeys(curve.unit for curve in found.curves)
     )
@@ -70,18 +70,18 @@ def signs(found: VitalSigns, silent: str = "") -> tuple[Block, ...]:
         Span(Message(f"throttle.{t.reason}"), t.from_hours * 3600, t.to_hours * 3600) for t in found.throttled
     )
     pictures = tuple(_sign(sign, spans) for sign in found.signs)
-    said: list[Block] = []
+    blocks: list[Block] = []
     if spans:
         reasons = list(dict.fromkeys(t.reason for t in found.throttled))
         for reason in reasons:
             hours = sum(t.to_hours - t.from_hours for t in found.throttled if t.reason == reason)
             values = {"reason": Message(f"throttle.{reason}"), "time": hours * 3600}
-            said.append(Paragraph(Message("report.throttled", values), "plain" if reason == "power_cap" else "warn"))
+            blocks.append(Paragraph(Message("report.throttled", values), "plain" if reason == "power_cap" else "warn"))
     elif found.sign("clock_ghz") is not None:
-        said.append(Paragraph(Message("report.not_throttled"), "good"))
+        blocks.append(Paragraph(Message("report.not_throttled"), "good"))
     if found.sign("power_w") is None:
-        said.append(Paragraph(Message(silent or ("report.card_silent" if found.on_card else "report.no_card"))))
-    return *said, *pictures
+        blocks.append(Paragraph(Message(silent or ("report.card_silent" if found.on_card else "report.no_card"))))
+    return *blocks, *pictures
 
 
 def _sign(sign: Sign, spans: tuple[Span, ...]) -> Curves:

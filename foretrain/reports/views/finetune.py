@@ -99,8 +99,8 @@ def document(plan: FineTunePlan, changes: tuple[Advice, ...] = ()) -> Document:
 
 def page(plan: FineTunePlan) -> Page:
     made, needs = document(plan), [(what(plan), plan.memory, plan.verdict)]
-    said, pictures = (made.title, sizes(plan)), [phase_bars(plan, plan.memory)]
-    return Page(made, needs, said, of_plan(plan), pictures, screen(plan, QUIET))
+    sentences, pictures = (made.title, sizes(plan)), [phase_bars(plan, plan.memory)]
+    return Page(made, needs, sentences, of_plan(plan), pictures, screen(plan, QUIET))
 
 
 def sections(plan: FineTunePlan, changes: tuple[Advice, ...]) -> list[Section]:

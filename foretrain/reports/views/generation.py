@@ -82,16 +82,16 @@ def document(plan: InferencePlan, changes: tuple[Advice, ...] = ()) -> Document:
     formats = _formats(plan, len(plan.formats))
     rows = (Message("inference.label.speed"), Message("inference.value"))
     speeds = Section(Message("inference.speed"), (Table(rows, _speed_table(plan)),)) if plan.timing else None
-    said = [Paragraph(each) for each in (*most(plan), *_change(plan), *_notes(plan))]
-    said += [Paragraph(Message("first.said", {"text": change_text(plan, each)})) for each in changes]
-    said += [Paragraph(Message("inference.how"))] if plan.timing else [Paragraph(_no_speed(plan))]
+    blocks = [Paragraph(each) for each in (*most(plan), *_change(plan), *_notes(plan))]
+    blocks += [Paragraph(Message("first.said", {"text": change_text(plan, each)})) for each in changes]
+    blocks += [Paragraph(Message("inference.how"))] if plan.timing else [Paragraph(_no_speed(plan))]
     sections = [
         Section(Message("finetune.verdict"), (*lead_of(plan), *card_memory(plan.gpu))),
         memory,
         *([speeds] if speeds else []),
         *([Section(Message("inference.formats"), (formats,))] if formats else []),
     ]
-    sections.append(Section(Message("finetune.notes"), tuple(said)))
+    sections.append(Section(Message("finetune.notes"), tuple(blocks)))
     return Document(title(plan, Asked()), Message("finetune.subtitle", {"where": plan.where}), sections)
 
 
@@ -128,9 +128,9 @@ def _speed_values(plan: InferencePlan, speed: GenerationTiming) -> dict[str, flo
 def _speed_rows(plan: InferencePlan, speed: GenerationTiming) -> list[Row]:
     values = _speed_values(plan, speed)
     rate = Message("inference.rate" if plan.asked.batch == 1 else "inference.rate_batch", values)
-    said = Message("first.if_fitted", {"text": rate}) if plan.verdict == "does_not_fit" else rate
+    rate_text = Message("first.if_fitted", {"text": rate}) if plan.verdict == "does_not_fit" else rate
     return [
-        Row(Message("inference.label.speed"), said),
+        Row(Message("inference.label.speed"), rate_text),
         *(Row(Message("first.label.cost"), each) for each in _cost(plan, speed)),
         Row(Message("inference.label.first"), Message("inference.first", values)),
         Row(Message("first.label.limits"), Message(f"inference.limit.{speed.limited_by}", values)),
@@ -144,8 +144,8 @@ def _speed_table(plan: InferencePlan) -> tuple[tuple[Cell, ...], ...]:
     rows = ("rate" if plan.asked.batch == 1 else "rate_batch", "first", "prompt_rate", f"limit.{speed.limited_by}")
     labels = ("speed", "first", "prompt", "limit")
     shown = zip(labels, rows, strict=True)
-    said = [(Message(f"inference.label.{label}"), Message(f"inference.{id}", values)) for label, id in shown]
-    return *said, *((Message("first.label.cost"), each) for each in _cost(plan, speed))
+    speed_rows = [(Message(f"inference.label.{label}"), Message(f"inference.{id}", values)) for label, id in shown]
+    return *speed_rows, *((Message("first.label.cost"), each) for each in _cost(plan, speed))
 
 
 def _cost(plan: InferencePlan, speed: GenerationTiming) -> list[Message]:
@@ -192,5 +192,5 @@ def _change(plan: InferencePlan) -> list[Message]:
 
 
 def _notes(plan: InferencePlan, without: tuple[str, ...] = ()) -> list[Message]:
-    said = [note for note in plan.notes if note.id not in without and has(f"note.{note.id}")]
-    return [Message(f"note.{note.id}", note.values) for note in said]
+    shown_notes = [note for note in plan.notes if note.id not in without and has(f"note.{note.id}")]
+    return [Message(f"note.{note.id}", note.values) for note in shown_notes]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from foretrain.advice.best import Best
     from foretrain.predict.largest import SmallestCard
 
-DIES = {"may_not_fit": "may_not_fit_exact", "does_not_fit": "does_not_fit_exact"}
+RUNS_OUT = {"may_not_fit": "may_not_fit_exact", "does_not_fit": "does_not_fit_exact"}
 
 
 def title(plan: AnyPlan, asked: Asked, timing: Timing | None = None, where: Cell = "") -> Message:
@@ -96,20 +96,20 @@ def _verdict(plan: Plan | FineTunePlan | InferencePlan) -> Message:
     exact = plan.exact_of(plan.step) if isinstance(plan, Plan) else None
     if exact is not None and verdict == "fits":
         id, values["least"] = "fits_exact", exact.smallest_limit_bytes + exact.memory.context.expected_bytes
-    elif exact is not None and exact.death is not None:
-        id = DIES.get(verdict or "", id)
-        end = exact.death
+    elif exact is not None and exact.failure is not None:
+        id = RUNS_OUT.get(verdict or "", id)
+        end = exact.failure
         values |= {"phase": Message(f"phase.{end.phase}"), "requested": end.requested_bytes}
         values |= {"reserved": end.reserved_bytes, "allowed": end.limit_bytes}
     if id == "does_not_fit" and isinstance(plan, InferencePlan):  # which has one phase
         id = "does_not_fit_generating"
-    said = Message(f"first.verdict.{id}", values)
+    verdict_text = Message(f"first.verdict.{id}", values)
     first = next((where(p) for p in memory.phases if p.verdict == "does_not_fit"), None)
     if id == "does_not_fit" and first is not None and first != values["where"]:
-        return Message("first.two", {"one": said, "other": Message("first.fails_first", {"where": first})})
+        return Message("first.two", {"one": verdict_text, "other": Message("first.fails_first", {"where": first})})
     if id == "unknown" and isinstance(plan, Plan):
-        return Message("first.two", {"one": said, "other": Message("first.memory_limit")})
-    return said
+        return Message("first.two", {"one": verdict_text, "other": Message("first.memory_limit")})
+    return verdict_text
 
 
 def sure_bytes(plan: FineTunePlan) -> int:
@@ -135,10 +135,10 @@ def _other_step(plan: Plan, asked: Asked) -> list[Paragraph]:
     alike = verdict == plan.verdict
     if verdict is None or len(plan.memories) == 1 or (alike and (not asked.nanogpt_file or verdict in REFUSED)):
         return []
-    said = "needs" if alike and verdict == "fits" else verdict
+    id_end = "needs" if alike and verdict == "fits" else verdict
     memory = plan.memory_of(step)
     values = {"needed": memory.needed_bytes, "why": why_not(memory, plan.gpu)}
-    return [Paragraph(Message(f"first.other_{step}.{said}", values), "plain" if verdict == "fits" else "warn")]
+    return [Paragraph(Message(f"first.other_{step}.{id_end}", values), "plain" if verdict == "fits" else "warn")]
 
 
 # -- several cards -------------------------------------------------------------------------------------------------
@@ -167,8 +167,8 @@ def verdict_of_cards(plan: ClusterPlan) -> Message:
     }  # fmt: skip
     if best is None:
         return Message("cluster.verdict.none", values)
-    said = Message(f"cluster.verdict.{verdict_id(best.verdict, rank.memory.needed_bytes, available)}", values)
-    return Message("first.two", {"one": said, "other": _why(plan, best)})
+    verdict_text = Message(f"cluster.verdict.{verdict_id(best.verdict, rank.memory.needed_bytes, available)}", values)
+    return Message("first.two", {"one": verdict_text, "other": _why(plan, best)})
 
 
 def _why(plan: ClusterPlan, best: RankPlan) -> Message:
@@ -178,10 +178,10 @@ def _why(plan: ClusterPlan, best: RankPlan) -> Message:
     if len({rank.strategy for rank in fitting}) < 2:
         others = any(rank.verdict != best.verdict for rank in plan.ranks)
         return Message("cluster.why.only" if others else "cluster.why.one")
-    quickest = min(fitting, key=lambda rank: rank.time.step_s.expected_s if rank.time else 0.0)
-    if quickest.id == best.id:
+    fastest = min(fitting, key=lambda rank: rank.time.step_s.expected_s if rank.time else 0.0)
+    if fastest.id == best.id:
         return Message("cluster.why.fastest")
-    return Message("cluster.why.plainest", {"other": strategy(quickest)})
+    return Message("cluster.why.plainest", {"other": strategy(fastest)})
 
 
 def assumptions(plan: ClusterPlan) -> list[Message]:
@@ -206,17 +206,17 @@ def assumed_rows(plan: AnyPlan, *more: str) -> list[Row]:
     """List what was taken without knowing it; what can change the verdict always stands there. `more`: further ids."""
     one = plan.one_card if isinstance(plan, ClusterPlan) else plan
     notes = [*(one.assumptions if isinstance(one, Plan) else ()), *one.notes]
-    said = [(note.id, note.values) for note in notes if is_assumed(note.id)]
+    assumed_notes = [(note.id, note.values) for note in notes if is_assumed(note.id)]
     cards = [each.text() for each in assumptions(plan)] if isinstance(plan, ClusterPlan) else []
-    optional = 0 if said or cards else 1
+    optional = 0 if assumed_notes or cards else 1
     if not isinstance(plan, InferencePlan) and plan.timing is not None and plan.timing.source == "estimated":
         known = isinstance(one, Plan) and one.gpu.sustained_share(one.dtype)
         card = "speed_measured" if known else "speed"
-        said.append(({"cpu": "speed_cpu", "mps": "speed_apple"}.get(plan.gpu.kind, card), {}))
-    said += [(id, {}) for id in more]
-    if not said and not cards:
+        assumed_notes.append(({"cpu": "speed_cpu", "mps": "speed_apple"}.get(plan.gpu.kind, card), {}))
+    assumed_notes += [(id, {}) for id in more]
+    if not assumed_notes and not cards:
         return []
-    full, brief = ([*cards, *(_assumed(*each, kinds) for each in said)] for kinds in (KINDS, KINDS[::-1]))
+    full, brief = ([*cards, *(_assumed(*each, kinds) for each in assumed_notes)] for kinds in (KINDS, KINDS[::-1]))
     return [Row(Message("first.label.assumed"), listed(full), optional=optional, short=listed(brief))]
 
 

@@ -57,12 +57,16 @@ def screen(plan: Trained, found: Within, asked: Asked, searched: Largest | None 
 def within(plan: Trained, found: Within, searched: Largest | None = None) -> Document:
     """`--within`, `--tokens`: the steps that fit, what they take, what else has to change."""
     then = found.plan
-    said: list[Block] = [Paragraph(within_answer(found), "good"), *lead_of(plan), *map(Paragraph, _share(plan, found))]
+    blocks: list[Block] = [
+        Paragraph(within_answer(found), "good"),
+        *lead_of(plan),
+        *map(Paragraph, _share(plan, found)),
+    ]
     if isinstance(plan, FineTunePlan):
-        said += [Paragraph(largest_value(plan, searched))] if searched is not None else []
+        blocks += [Paragraph(largest_value(plan, searched))] if searched is not None else []
     else:
         step = one_card(plan).step
-        said += [Paragraph(Message("within.counts", {"step": Message(f"step.{step}")})), *assumed(one_card(plan))]
+        blocks += [Paragraph(Message("within.counts", {"step": Message(f"step.{step}")})), *assumed(one_card(plan))]
     rows: list[tuple[Cell, ...]] = [
         (Message("row.tokens"), Message("value.tokens", {"tokens": found.tokens, "steps": found.steps}))
     ]
@@ -71,7 +75,7 @@ def within(plan: Trained, found: Within, searched: Largest | None = None) -> Doc
     rows += time_rows(then, then.timing)
     sources = Paragraph(speed_source(then, then.timing)), Paragraph(Message("source.power"))
     sections = [
-        Section(Message("within.section"), tuple(said)),
+        Section(Message("within.section"), tuple(blocks)),
         Section(Message("within.takes"), (Table((), tuple(rows)), *sources)),
     ]
     if changed := _changed(plan, found):

@@ -91,12 +91,12 @@ def _surroundings(facts: LogFacts, *, read: bool) -> list[Section]:
 
 def _verdict(explained: LogExplanation) -> tuple[Paragraph, ...]:
     found = explained.log
-    said = [Paragraph(Message("report.log_died"), "bad")] if explained.out_of_memory else []
+    lead = [Paragraph(Message("report.log_died"), "bad")] if explained.out_of_memory else []
     if found is None:
-        return tuple(said)
+        return tuple(lead)
     values = {"steps": found.steps, "last": found.last_step, "step": found.steady_s, "lost": found.lost_s}
     id = "report.log_said_no_times" if found.steady_s is None else "report.log_said"
-    return (*said, Paragraph(Message(id, values)))
+    return (*lead, Paragraph(Message(id, values)))
 
 
 def _figures(explained: LogExplanation) -> Figures:
@@ -136,7 +136,7 @@ def _analysis_sections(found: LogAnalysis) -> list[Section]:
     """Its speed, what stands out, what took longer, its losses, what is left to do."""
     made = [Section(Message("log.speed"), _speed(found))]
     if found.findings:
-        doubtful = any(f.tone == "bad" for f in found.findings)  # such a thing is said first
+        doubtful = any(f.tone == "bad" for f in found.findings)  # it comes first
         blocks = tuple(
             Paragraph(Message(f"log_finding.{f.id}", f.values | _named(f.values)), f.tone) for f in found.findings
         )
@@ -352,8 +352,8 @@ def _machine_sections(record: WatchedRun) -> list[Section]:
     if record.nvml_problem:
         id = "watch.nvml_broke" if record.cards else "watch.no_nvml"
         values = {"reason": record.nvml_problem}
-        said = Paragraph(Message(id, values), "warn" if record.cards else "plain")
-        sections.append(Section(Message("watch.nvml"), (said,)))
+        paragraph = Paragraph(Message(id, values), "warn" if record.cards else "plain")
+        sections.append(Section(Message("watch.nvml"), (paragraph,)))
     return sections
 
 

@@ -40,8 +40,8 @@ def sentences(plan: Plan) -> tuple[Block, ...]:
     blocks: list[Block] = []
     for memory in plan.memories:
         lead, exact = lead_of(plan.model_copy(update={"step": memory.step}))[0], plan.exact_of(memory.step)
-        said = Message("plan.verdict_of", {"step": step_mode(memory), "verdict": lead.message})
-        blocks.append(replace(lead, message=said))
+        verdict_line = Message("plan.verdict_of", {"step": step_mode(memory), "verdict": lead.message})
+        blocks.append(replace(lead, message=verdict_line))
         expandable = exact.smallest_limit_expandable_bytes if exact else 0
         if exact is not None and memory.verdict != "fits" and expandable < 0.98 * exact.smallest_limit_bytes:
             lives = {"lives": expandable + memory.context.expected_bytes, "step": Message(f"step.{memory.step}")}

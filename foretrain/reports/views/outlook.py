@@ -107,7 +107,7 @@ def _frontier(found: Frontier) -> tuple[Block, ...]:
 
 def _uneven(found: Frontier, ways: Iterable[str]) -> tuple[Block, ...]:
     lines = ([(p.batch_size, p.needed_bytes) for p in found.points if p.way == way and not p.setting] for way in ways)
-    return next((said for line in lines if (said := uneven(line))), ())
+    return next((blocks for line in lines if (blocks := uneven(line))), ())
 
 
 def _way(point: FrontierPoint) -> Dot:
@@ -156,10 +156,10 @@ def _cards(plan: Plan, found: Outlook) -> tuple[Block, ...]:
     tones = tuple("strong" if option.own else "plain" for option in options)
     table = Table(columns, rows, frozenset({1, 2, 4, 5, 6}), tones, (7, 6, 1))
     beside = plan.used_by_others_bytes and plan.gpu.kind == "cuda"
-    told = {"count": len(options), "step": Message(f"step.{found.step}"), "others": plan.used_by_others_bytes}
-    source = Message("report.source_cards_beside" if beside else "report.source_cards", told)
-    said = Message("column.verdict")
-    return (Ranks(Message("picture.cards"), axis, ranks, said, source=source, numbers=table),)
+    counts = {"count": len(options), "step": Message(f"step.{found.step}"), "others": plan.used_by_others_bytes}
+    source = Message("report.source_cards_beside" if beside else "report.source_cards", counts)
+    verdict_label = Message("column.verdict")
+    return (Ranks(Message("picture.cards"), axis, ranks, verdict_label, source=source, numbers=table),)
 
 
 def _word(option: CardOption) -> Cell:

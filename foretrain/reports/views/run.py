@@ -117,7 +117,7 @@ def summary(record: TrainedRun, unigram: float | None) -> tuple[Block, ...]:
     return tuple(blocks)
 
 
-def changed_knobs(record: TrainedRun) -> Table:
+def changed_options(record: TrainedRun) -> Table:
     default = type(record.config)()
     rows = tuple(
         (name, str(value), str(getattr(default, name)))
@@ -133,7 +133,7 @@ def changed_knobs(record: TrainedRun) -> Table:
 
 def report(facts: RunFacts) -> Document:
     record = facts.record
-    sections = [Section(Message("report.summary"), (*_said_of(facts), *_verdict(facts), _figures(facts)))]
+    sections = [Section(Message("report.summary"), (*_forecasts(facts), *_verdict(facts), _figures(facts)))]
     sections += run_explain.endings(facts.explanation)
     sections += run_explain.rank_sections(facts.explanation)
     sections.append(Section(Message("report.learning"), _learning(facts)))
@@ -148,17 +148,17 @@ def report(facts: RunFacts) -> Document:
     sections += outlook_view.sections(facts.plan, facts.outlook)
     if facts.sample:
         sections.append(Section(Message("report.sample"), (Verbatim(facts.sample),)))
-    sections.append(Section(Message("report.config"), (changed_knobs(record),)))
+    sections.append(Section(Message("report.config"), (changed_options(record),)))
     name = facts.label.title or record.name
     name = name if name == facts.folder else f"{name} ({facts.folder})"
     return Document(Message("report.title", {"name": name}), subtitle(record), sections)
 
 
 # The rows that a forecast is judged by in a sentence; the first that there is.
-_SAID_OF = {"memory_said": ("process.reserved", "process.resident", "phase.steady_step"), "time_said": ("time.step",)}
+_FORECASTS = {"memory_said": ("process.reserved", "process.resident", "phase.steady_step"), "time_said": ("time.step",)}
 
 
-def _said_of(facts: RunFacts) -> tuple[Block, ...]:
+def _forecasts(facts: RunFacts) -> tuple[Block, ...]:
     note, tags = facts.label.note, facts.label.tags
     found = [Paragraph(Message("report.note", {"note": note}))] if note else []
     return (*found, *([Paragraph(Message("report.tags", {"tags": list(tags)}))] if tags else []))
@@ -167,16 +167,16 @@ def _said_of(facts: RunFacts) -> tuple[Block, ...]:
 def _verdict(facts: RunFacts) -> tuple[Block, ...]:
     blocks = list(summary(facts.record, facts.unigram))
     rows = {row.id: row for row in facts.check.rows}
-    said: list[Block] = []
-    for id, names in _SAID_OF.items():
+    forecasts: list[Block] = []
+    for id, names in _FORECASTS.items():
         row = next((rows[name] for name in names if name in rows), None)
         if row is not None:
             values = {"predicted": row.predicted, "measured": row.measured, "error": row.error}
             inside = "plain" if row.in_range is None else "inside" if row.in_range else "outside"
             if row.busy and (machine := facts.check.machine) is not None:
                 inside, values["others"] = "busy", machine.others_share
-            said.append(Paragraph(Message(f"{id}.{inside}", values), "warn" if inside == "outside" else "plain"))
-    return (*blocks[:1], *said, *blocks[1:])
+            forecasts.append(Paragraph(Message(f"{id}.{inside}", values), "warn" if inside == "outside" else "plain"))
+    return (*blocks[:1], *forecasts, *blocks[1:])
 
 
 def _figures(facts: RunFacts) -> Figures:

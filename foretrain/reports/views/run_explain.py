@@ -352,18 +352,18 @@ def sections(found: RanksExplained | None, source: str) -> list[Section]:
 
 
 def headline(found: RanksExplained) -> tuple[Paragraph, ...]:
-    said: list[Paragraph] = []
+    paragraphs: list[Paragraph] = []
     if found.world > 1:
         values = {
             "world": found.world, "strategy": Message(f"cluster.strategy.{found.strategy}"),
             "tokens_per_s": found.tokens_per_s, "per_card": found.card_tokens_per_s, "machines": found.machines,
         }  # fmt: skip
         id = "untimed" if found.tokens_per_s is None else "on_cards" if found.card_tokens_per_s else "on_cpu"
-        said.append(Paragraph(Message(f"ranks.{id}", values)))
+        paragraphs.append(Paragraph(Message(f"ranks.{id}", values)))
     if found.stretches:
         each = [Message("ranks.stretch", {"world": s.world, "step": s.first_step}).text() for s in found.stretches]
-        said.append(Paragraph(Message("ranks.history", {"stretches": listed(each)})))
-    return tuple(said)
+        paragraphs.append(Paragraph(Message("ranks.history", {"stretches": listed(each)})))
+    return tuple(paragraphs)
 
 
 def _forecast(found: RanksExplained, source: str) -> list[Block]:

@@ -39,7 +39,7 @@ OTHERS = ("run", "status", "steps", "val_loss", "step", "took", "started")
 
 
 def document(found: Sequence[tuple[Path, RunRecord]], labels: Labels, tags: Sequence[str] = ()) -> Document:
-    """One section a kind; where there is none of any, a sentence. `tags`: those that were asked for."""
+    """One section per kind; without runs, a sentence. `tags`: those that were asked for."""
     trained = [(path, record) for path, record in found if isinstance(record, TrainedRun)]
     others = [
         _others(kind, [(path, _cells_of(path, record)) for path, record in found if record.source == source], labels)
@@ -47,15 +47,15 @@ def document(found: Sequence[tuple[Path, RunRecord]], labels: Labels, tags: Sequ
         if any(record.source == source for _, record in found)
     ]
     if not found:
-        said = [Message("runs.none_tagged", {"tags": listed(tags)})] if tags else [Message("top.no_runs"), _START]
+        sentences = [Message("runs.none_tagged", {"tags": listed(tags)})] if tags else [Message("top.no_runs"), _START]
         return Document(Message("runs.title", {"count": 0}), Message("runs.subtitle"),
-                        [Section(Message("runs.section"), tuple(map(Paragraph, said)))])  # fmt: skip
+                        [Section(Message("runs.section"), tuple(map(Paragraph, sentences)))])  # fmt: skip
     sections = [_own(trained, labels), *others] if trained else others
     return Document(Message("runs.title", {"count": len(trained)}), Message("runs.subtitle"), sections)
 
 
 def _own(found: Sequence[tuple[Path, TrainedRun]], labels: Labels) -> Section:
-    said = _Said([path for path, _ in found], labels)
+    labelled = _Labels([path for path, _ in found], labels)
     several = any(record.world > 1 for _, record in found)
     bits = [RunDirectory(path).bits_per_byte for path, _ in found]
     evaluated = any(each is not None for each in bits)
@@ -65,7 +65,7 @@ def _own(found: Sequence[tuple[Path, TrainedRun]], labels: Labels) -> Section:
         rows.append(
             (
                 str(path),
-                *said.cells(path),
+                *labelled.cells(path),
                 status_text(RunDirectory(path), record),
                 f"{record.steps_done:,} / {record.config.max_iters:,}",
                 _loss(record.val_loss),
@@ -78,17 +78,17 @@ def _own(found: Sequence[tuple[Path, TrainedRun]], labels: Labels) -> Section:
         )
         tones.append(STATUS_TONES.get(record.status, "plain"))
     of_eval, ranks = ["bits_per_byte"] if evaluated else [], ["ranks"] if several else []
-    columns = said.heads("run", "status", "steps", "val_loss", *of_eval, "speed", "mfu", *ranks, "started")
-    numeric = frozenset(range(2 + len(said.columns), len(columns) - 1))
-    narrow = (len(columns) - 1, len(said.columns) + 5)  # when it began, and its MFU
+    columns = labelled.heads("run", "status", "steps", "val_loss", *of_eval, "speed", "mfu", *ranks, "started")
+    numeric = frozenset(range(2 + len(labelled.columns), len(columns) - 1))
+    narrow = (len(columns) - 1, len(labelled.columns) + 5)  # when it began, and its MFU
     return Section(Message("runs.section"), (Table(columns, tuple(rows), numeric, tuple(tones), narrow),))
 
 
 def _others(kind: str, found: list[tuple[Path, tuple[Cell, ...]]], labels: Labels) -> Section:
-    said = _Said([path for path, _ in found], labels)
-    rows = tuple((str(path), *said.cells(path), *cells) for path, cells in found)
-    more = len(said.columns)
-    table = Table(said.heads(*OTHERS), rows, frozenset(range(2 + more, 6 + more)), optional=(6 + more, 3 + more))
+    labelled = _Labels([path for path, _ in found], labels)
+    rows = tuple((str(path), *labelled.cells(path), *cells) for path, cells in found)
+    more = len(labelled.columns)
+    table = Table(labelled.heads(*OTHERS), rows, frozenset(range(2 + more, 6 + more)), optional=(6 + more, 3 + more))
     return Section(Message(f"{kind}.section"), (table,))
 
 
@@ -103,8 +103,8 @@ def _cells_of(path: Path, record: RunRecord) -> tuple[Cell, ...]:
     )
 
 
-class _Said:
-    """What users say of some runs, as columns behind the first one: none where nobody says anything."""
+class _Labels:
+    """What users wrote of some runs, as columns behind the first one: none where they wrote nothing."""
 
     def __init__(self, paths: Sequence[Path], labels: Labels) -> None:
         self._labels = {path: labels.get(path, UNSAID) for path in paths}
@@ -163,14 +163,14 @@ def _memory(card: LiveCard) -> str:
 
 def _state(card: LiveCard) -> str:
     slowed = [say(f"throttle.{reason}") for reason in card.reasons if reason in SLOWING]
-    said = [
+    parts = [
         "" if card.busy is None else say("top.busy", share=card.busy),
         "" if card.clock_ghz is None else f"{card.clock_ghz:.2f} GHz",
         say("top.slowed", reasons=slowed) if slowed else "",
         "" if card.temperature_c is None else f"{card.temperature_c} °C",
         "" if card.power_w is None else f"{card.power_w:.0f} W",
     ]  # fmt: skip
-    return " · ".join(filter(None, said)) or "–"
+    return " · ".join(filter(None, parts)) or "–"
 
 
 def _runs(top: Top, most: int) -> tuple[Table | Paragraph, ...]:

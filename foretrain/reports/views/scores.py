@@ -115,10 +115,10 @@ def compared_sections(found: Sequence[Score], labels: Sequence[str]) -> list[Sec
 
 
 def _row(score: Score) -> tuple[Cell, ...]:
-    said: Cell = {"difference": score.best or UNKNOWN, "within_noise": Message("scores.within_noise")}.get(
+    best_cell: Cell = {"difference": score.best or UNKNOWN, "within_noise": Message("scores.within_noise")}.get(
         score.outcome, score.best or UNKNOWN
     )
-    return _name(score), *map(_value, score.values, score.standard_errors), said
+    return _name(score), *map(_value, score.values, score.standard_errors), best_cell
 
 
 def _name(score: Score) -> Cell:

@@ -43,7 +43,7 @@ class Page(NamedTuple):
 
     document: Document
     needs: Sequence[tuple[Message, RunMemory, str | None]]
-    said: tuple[Message, ...]
+    sentences: tuple[Message, ...]
     figures: Figures = Figures(())
     pictures: Sequence[Picture] = ()
     screen: Screen | None = None

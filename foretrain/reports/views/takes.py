@@ -68,7 +68,7 @@ def takes_rows(
         count = steps or one.work.steps
         values |= {"steps": count, "more": _work_of_step(plan, count), "batches": one.evaluation_batches}
         ids = ("first.time_evaluation",) * 2 if one.config.eval_only else ("first.time", "first.time_short")
-    said, brief = (Message(id, values) for id in ids)
+    full, brief = (Message(id, values) for id in ids)
     if marks is None and plan.verdict in REFUSED:
         mark = "if_eager" if plan.verdict == "does_not_run" else "if_fitted"
         marks = mark, mark
@@ -77,9 +77,9 @@ def takes_rows(
     prices = timing.prices if isinstance(plan, FineTunePlan) else plan.config
     cost = cost_of(prices, timing, plan.gpu, cards_of(plan))
     if marks is not None:
-        said, brief = (Message(f"first.{marks[0]}", {"text": text}) for text in (said, brief))
+        full, brief = (Message(f"first.{marks[0]}", {"text": text}) for text in (full, brief))
         cost = Message(f"first.{marks[1]}", {"text": cost})
-    rows = [Row(Message("first.label.time"), said, short=brief)]
+    rows = [Row(Message("first.label.time"), full, short=brief)]
     if timing.total_s is None:
         return rows
     co2 = [Row(Message("row.co2"), text, optional=2) for text in _co2(prices, timing)]
@@ -202,8 +202,8 @@ def _mfu(timing: Timing, gpu: Gpu, dtype: str) -> Message:
 
 
 def _share(id: str, counted: int | None, share: float | None) -> str:
-    said = [Message(id, {"flops": counted}).text()]
-    return listed([Quantity(share, "percent").text(), *said] if share is not None else said)
+    parts = [Message(id, {"flops": counted}).text()]
+    return listed([Quantity(share, "percent").text(), *parts] if share is not None else parts)
 
 
 def spending_rows(prices: RunConfig | Prices, gpu: Gpu, timing: Spending, cards: int = 1) -> Rows:
@@ -294,8 +294,8 @@ def _spent(timing: Spending, source: str, currency: str) -> list[Figure]:
         found.append(_ranged("energy", span, "energy", source))
     if money := timing.money():
         low, amount, high = money
-        said = Message("value.amount", {"amount": amount, "currency": currency})
-        found.append(Figure(Message("figure.cost"), said, source, _ends(low, high, "money")))
+        amount_text = Message("value.amount", {"amount": amount, "currency": currency})
+        found.append(Figure(Message("figure.cost"), amount_text, source, _ends(low, high, "money")))
     return found
 
 

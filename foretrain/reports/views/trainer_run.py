@@ -15,33 +15,33 @@ from foretrain.runs.record import TrainerRun
 
 Rows = list[tuple[Cell, ...]]
 MOST_CHANGES = 3
-TOLD = ("finetune_unplanned", "callback_not_traced")  # notes that matter in a script
+SHOWN_NOTES = ("finetune_unplanned", "callback_not_traced")  # notes that matter in a script
 
 
 def before(plan: FineTunePlan | None, problem: str, cards: int) -> Document:
-    said: list[Block] = []
+    paragraphs: list[Block] = []
     if plan is None:
-        said.append(Paragraph(Message("callback.no_forecast", {"reason": problem}), "warn"))
+        paragraphs.append(Paragraph(Message("callback.no_forecast", {"reason": problem}), "warn"))
         return Document(
             Message("callback.title"),
             Message("callback.measures"),
-            [Section(Message("callback.forecast"), tuple(said))],
+            [Section(Message("callback.forecast"), tuple(paragraphs))],
         )
     on_card = plan.gpu.kind == "cuda"
     if on_card:
-        said += lead_of(plan)
+        paragraphs += lead_of(plan)
     rows = tuple(_phase(phase, on_card=on_card) for phase in plan.memory.phases)
     names = ("phase", "allocated", *(("reserved",) if on_card else ()))
-    said.append(Table(tuple(Message(f"column.{name}") for name in names), rows, frozenset({1, 2})))
-    said.append(Paragraph(_speed(plan)))
+    paragraphs.append(Table(tuple(Message(f"column.{name}") for name in names), rows, frozenset({1, 2})))
+    paragraphs.append(Paragraph(_speed(plan)))
     tune = plan.tune
     values = {"batch": tune.sequences, "seq_len": tune.seq_len, "accum": tune.grad_accum, "source": plan.memory.source}
-    said.append(Paragraph(Message("callback.assumes", values)))
+    paragraphs.append(Paragraph(Message("callback.assumes", values)))
     if cards > 1:
-        said.append(Paragraph(Message("callback.cards", {"cards": cards})))
-    left_out = [note for note in plan.notes if note.id in TOLD]
-    said += [Paragraph(Message(f"note.{note.id}", note.values), "warn") for note in left_out]
-    return _before(title(plan, Asked()), said)
+        paragraphs.append(Paragraph(Message("callback.cards", {"cards": cards})))
+    left_out = [note for note in plan.notes if note.id in SHOWN_NOTES]
+    paragraphs += [Paragraph(Message(f"note.{note.id}", note.values), "warn") for note in left_out]
+    return _before(title(plan, Asked()), paragraphs)
 
 
 def _phase(phase: PhaseMemory, *, on_card: bool) -> tuple[Cell, ...]:
@@ -49,8 +49,8 @@ def _phase(phase: PhaseMemory, *, on_card: bool) -> tuple[Cell, ...]:
     return Message(f"phase.{phase.phase}"), Quantity(phase.allocated_bytes, "bytes"), *reserved
 
 
-def _before(heading: Message, said: list[Block]) -> Document:
-    return Document(heading, Message("callback.measures"), [Section(Message("callback.forecast"), tuple(said))])
+def _before(heading: Message, paragraphs: list[Block]) -> Document:
+    return Document(heading, Message("callback.measures"), [Section(Message("callback.forecast"), tuple(paragraphs))])
 
 
 def _speed(plan: FineTunePlan) -> Message:
@@ -90,12 +90,12 @@ def subtitle(record: TrainerRun) -> Message:
 
 def _out_of_memory(found: TrainerRunExplanation) -> list[Section]:
     if not found.failures:
-        said = (Paragraph(Message("callback.failed", {"reason": found.record.reason}), "bad"),)
-        return [Section(Message("callback.ended"), said)] if found.record.status == "failed" else []
+        paragraphs = (Paragraph(Message("callback.failed", {"reason": found.record.reason}), "bad"),)
+        return [Section(Message("callback.ended"), paragraphs)] if found.record.status == "failed" else []
     sections = out_of_memory(found.failures, (), "callback.fragmented")
     last = found.failures[-1]
     blocks = tuple(block for block in sections[0].blocks if not isinstance(block, Only))
-    sections[0] = Section(sections[0].title, (*blocks, *_forecast_said(found, last)))
+    sections[0] = Section(sections[0].title, (*blocks, *_against_forecast(found, last)))
     if last.fatal:
         sections.append(Section(Message("oom.saved"), change_blocks(found.changes)))
     return sections
@@ -106,7 +106,7 @@ def ran_out(found: TrainerRunExplanation) -> Document:
     return Document(Message("callback.run_title", {"name": found.record.name}), subtitle(found.record), sections)
 
 
-def _forecast_said(found: TrainerRunExplanation, last: OutOfMemory) -> tuple[Block, ...]:
+def _against_forecast(found: TrainerRunExplanation, last: OutOfMemory) -> tuple[Block, ...]:
     plan = found.forecast
     if plan is None:
         return ()
@@ -116,8 +116,8 @@ def _forecast_said(found: TrainerRunExplanation, last: OutOfMemory) -> tuple[Blo
         "phase": Message(f"phase.{phase.phase}"), "needed": phase.needed_expected_bytes,
         "available": plan.available_bytes or 0, "verdict": Message(f"word.{plan.verdict}") if plan.verdict else "–",
     }  # fmt: skip
-    said = Paragraph(Message("callback.forecast_said", values))
-    return (said, Paragraph(Message("callback.too_low"), "warn")) if plan.verdict == "fits" else (said,)
+    paragraphs = Paragraph(Message("callback.forecast_said", values))
+    return (paragraphs, Paragraph(Message("callback.too_low"), "warn")) if plan.verdict == "fits" else (paragraphs,)
 
 
 def change_blocks(changes: tuple[Advice, ...]) -> tuple[Block, ...]:

@@ -9,13 +9,13 @@ from foretrain.measure.tune_record import NEAR, TRIALS, ForecastError, TuneTrial
 from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
 from foretrain.reports.views.shared import uneven
 
-BUSY = 0.25  # share of the machine that others used, from which on it is said
+BUSY = 0.25  # share of the machine that others used; a larger one is reported
 
 
-def difference(knobs: Mapping[str, object], accumulation: int, given: Mapping[str, object]) -> str:
-    parts = [f"{knobs['batch_size']} × {accumulation}"]
-    for knob, value in knobs.items():
-        if knob == "batch_size" or value == given[knob]:
+def difference(options: Mapping[str, object], accumulation: int, given: Mapping[str, object]) -> str:
+    parts = [f"{options['batch_size']} × {accumulation}"]
+    for option, value in options.items():
+        if option == "batch_size" or value == given[option]:
             continue
         words = {
             "compile": "compiled" if value else "eager", "attention": value, "dtype": value,
@@ -23,10 +23,10 @@ def difference(knobs: Mapping[str, object], accumulation: int, given: Mapping[st
             "recompute_norm_gelu": "recompute" if value else "no recompute",
             "loss_chunk_size": say("tune.chunks", size=value) if value else say("tune.no_chunks"),
             "cpu_threads": say("tune.threads", count=value or say("tune.usual")),
-            "strategy": say(f"cluster.strategy.{value}") if knob == "strategy" else "",
+            "strategy": say(f"cluster.strategy.{value}") if option == "strategy" else "",
             "hold_gradients": say("tune.held" if value else "tune.not_held"),
         }  # fmt: skip
-        parts.append(str(words[knob]))
+        parts.append(str(words[option]))
     return listed(parts)
 
 
@@ -110,7 +110,7 @@ def _frontier(found: Tuning) -> tuple[Block, ...]:
     for trial in found.trials:
         others = tuple(sorted((name, str(value)) for name, value in trial.options.items() if name != "batch_size"))
         groups.setdefault(others, []).append((int(trial.options["batch_size"]), trial.predicted_bytes))
-    blocks += next((said for group in groups.values() if (said := uneven(group))), ())
+    blocks += next((uneven_blocks for group in groups.values() if (uneven_blocks := uneven(group))), ())
     failed = [trial for trial in found.trials if trial.problem]
     blocks += [Paragraph(Message("tune.problem", {"what": _named(t, found), "problem": t.problem})) for t in failed]
     return tuple(blocks)

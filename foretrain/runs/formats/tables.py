@@ -53,15 +53,15 @@ class _Rows(LineReader):
         return self._row(cells) if self.width and len(cells) == self.width else []
 
     def _row(self, cells: list[str]) -> list[Reading]:
-        said = {role: cells[i] for role, i in self.columns.items()}
-        if not re.fullmatch(r"\d{1,12}", said["step"], re.ASCII):
+        texts = {role: cells[i] for role, i in self.columns.items()}
+        if not re.fullmatch(r"\d{1,12}", texts["step"], re.ASCII):
             return []
-        step, found = int(said["step"]), []
-        if said.get("loss") not in (None, "", "No log"):
-            lr = said.get("lr")
-            found.append(Reading(0, step, number(said["loss"]), learning_rate=number(lr) if lr else None))
-        if said.get("val"):
-            found.append(Reading(1, step, evaluated=True, val_loss=number(said["val"])))
+        step, found = int(texts["step"]), []
+        if texts.get("loss") not in (None, "", "No log"):
+            lr = texts.get("lr")
+            found.append(Reading(0, step, number(texts["loss"]), learning_rate=number(lr) if lr else None))
+        if texts.get("val"):
+            found.append(Reading(1, step, evaluated=True, val_loss=number(texts["val"])))
         return found
 
     def header(self) -> dict[str, int]:

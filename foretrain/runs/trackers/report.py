@@ -40,7 +40,7 @@ class Report:
     processor_s: float = 0.0  # of the tracker's process and its children
 
     def __post_init__(self) -> None:
-        self.told: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._lines: queue.Queue[dict[str, Any] | None] = queue.Queue(MOST_WAITING)
         self._left_out = 0
         self._status = "killed"
@@ -77,7 +77,7 @@ class Report:
             self._over.wait(LAST_S)
 
     def _say(self, id: str, /, **values: Any) -> None:
-        self.told.put((id, {"tracker": self.tracker.name, **values}))
+        self.events.put((id, {"tracker": self.tracker.name, **values}))
 
     @property
     def _log(self) -> Path:

@@ -123,7 +123,7 @@ class _Reader:
             raise
         except OSError as error:
             raise damaged(self.path, Wandb.name, error.strerror or error) from None
-        except Exception as error:  # protobuf's DecodeError, which is no ValueError, and what JSON raises
+        except Exception as error:  # protobuf's DecodeError, which is not a ValueError, and what JSON raises
             raise damaged(self.path, Wandb.name, error) from None
         return self
 

@@ -77,8 +77,8 @@ def _errno(error: BaseException, folder: Path) -> int | None:
     """Return the system's number of an error from safetensors' text; numpy and torch have lost it."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
-    if said := re.search(r"os error (\d+)", str(error).lower()):
-        return int(said[1])
+    if os_code := re.search(r"os error (\d+)", str(error).lower()):
+        return int(os_code[1])
     if shutil.disk_usage(folder).free <= _NO_SPACE:
         return errno.ENOSPC
     return errno.EFBIG if _limits_files() else None

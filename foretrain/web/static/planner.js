@@ -195,7 +195,7 @@ export class Planner {
 
   draw(answer) {
     this.drawStrip(answer.strip);
-    this.verdict.replaceChildren(h("h2", {}, t("page.verdict")), ...answer.verdict.map(part => h("p", { class: part.tone }, part.text)), ...answer.said.map(text => h("p", { class: "help" }, text)));
+    this.verdict.replaceChildren(h("h2", {}, t("page.verdict")), ...answer.verdict.map(part => h("p", { class: part.tone }, part.text)), ...answer.sentences.map(text => h("p", { class: "help" }, text)));
     this.figures.replaceChildren(...figures(answer.figures));
     this.table.replaceChildren(...(answer.table ? [h("h2", {}, answer.heading), table(answer.table)] : []));
     this.lines.replaceChildren(...answer.rows.map(([label, text]) => h("div", {}, h("dt", {}, label), h("dd", {}, text))));
@@ -254,7 +254,7 @@ export class Planner {
       if (tooLarge) throw new Error(t("page.file_too_large"));
       const found = await post("/api/read", { kind: this.state.kind, name, text });
       const values = Object.fromEntries(Object.entries(found.values).map(([key, value]) => [key, String(value)]));
-      this.said.replaceChildren(h("p", { class: "good" }, found.said), ...found.notes.map(note => h("p", { class: "help" }, note)));
+      this.said.replaceChildren(h("p", { class: "good" }, found.summary), ...found.notes.map(note => h("p", { class: "help" }, note)));
       this.put(found, values);
     } catch (error) {
       this.said.replaceChildren(...(error.problems || [error]).map(problem => h("p", { class: "bad" }, problem.message)));

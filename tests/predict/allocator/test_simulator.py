@@ -512,8 +512,8 @@ def test_replay_has_phases_a_curve_and_the_peaks_of_the_whole() -> None:
 
 def test_replay_ends_where_the_limit_is() -> None:
     result = replayed([("alloc", 1, 30 * MIB), ("alloc", 2, 30 * MIB), ("free", 1, 0)], limit_bytes=40 * MIB)
-    assert (result.death.position, result.death.phase) == (1, "")
-    assert (result.death.requested_bytes, result.death.allocated_bytes) == (30 * MIB, 30 * MIB)
+    assert (result.failure.position, result.failure.phase) == (1, "")
+    assert (result.failure.requested_bytes, result.failure.allocated_bytes) == (30 * MIB, 30 * MIB)
 
 
 # -- what holds for any program ----------------------------------------------------------------------------
@@ -576,7 +576,7 @@ def check(allocator: Allocator) -> None:
 
 def facts(found: Played) -> tuple[object, ...]:
     result = found.replay
-    return result.stats, found.allocated_bytes, found.reserved_bytes, result.allocator.segments, result.death
+    return result.stats, found.allocated_bytes, found.reserved_bytes, result.allocator.segments, result.failure
 
 
 @settings(deadline=None)
@@ -636,7 +636,7 @@ def test_replay_of_one_limit_tells_what_others_replay(
     lifetimes, _ = lifetimes_of(events_of(program))
     tried = Tried(lifetimes, way, physical=physical)
     for limit_bytes in limits:
-        assert tried.death(limit_bytes) == replay(lifetimes, way, limit_bytes, physical=physical).death
+        assert tried.failure(limit_bytes) == replay(lifetimes, way, limit_bytes, physical=physical).failure
 
 
 @settings(deadline=None)

@@ -450,7 +450,7 @@ def test_what_a_kept_estimate_goes_by_is_all_that_it_depends_on(gpu: str, compil
     asked = memory.Asked(
         StepSpec.of(base, cpu_device() if gpu == "cpu" else find(gpu), dtype="bfloat16", compiled=compiled)
     )
-    expected, unlike = memory.Ledger(asked).memory, set()
+    expected, unlike = memory.MemoryEstimate(asked).memory, set()
     for name, field in RunConfig.model_fields.items():
         value = getattr(base, name)
         if name == "recipe" or not isinstance(value, (bool, int, float)):
@@ -462,7 +462,7 @@ def test_what_a_kept_estimate_goes_by_is_all_that_it_depends_on(gpu: str, compil
             try:
                 question = memory.Asked(StepSpec.of(config, asked.spec.gpu, dtype="bfloat16", compiled=compiled))
                 if question == asked:
-                    assert memory.Ledger(question).memory == expected, (name, other)
+                    assert memory.MemoryEstimate(question).memory == expected, (name, other)
                 else:
                     unlike.add(name)
             except (ValueError, UserError):  # a value that no config has
@@ -478,7 +478,7 @@ def test_a_kept_estimate_of_another_card_is_not_taken(compiled: bool) -> None:
     for gpu in catalogue().values():
         if gpu.kind == "cuda":
             asked = memory.Asked(StepSpec.of(base, gpu, dtype="float16", compiled=compiled))
-            found = memory.Ledger(asked).memory
+            found = memory.MemoryEstimate(asked).memory
             assert answers.setdefault(asked, found) == found, gpu.name
 
 
@@ -506,6 +506,6 @@ def test_a_run_that_only_evaluates_dies_in_its_evaluation() -> None:
     assert phase.phase == "evaluate_first"
     assert phase.reserved_bytes
     verdicts = {
-        share: ledger.fit.dies_in(int(phase.reserved_bytes * share), ledger.memory.phases) for share in (0.8, 1.0)
+        share: ledger.fit.runs_out_in(int(phase.reserved_bytes * share), ledger.memory.phases) for share in (0.8, 1.0)
     }
     assert verdicts == {0.8: "evaluate_first", 1.0: None}

@@ -242,5 +242,5 @@ def test_whether_nccl_keeps_the_first_buckets_is_in_the_range():
         verdicts = [each.judged(room).verdict for each in (kept, gone)]
         assert (verdicts[0] == "does_not_fit") == (verdicts[1] == "does_not_fit"), more
         assert verdicts[0] != "fits" or verdicts[1] == "fits"
-        saved += verdicts[0] == "may_not_fit" and kept.fit.dies_in(more * MIB, kept.memory.phases[:-1]) is not None
+        saved += verdicts[0] == "may_not_fit" and kept.fit.runs_out_in(more * MIB, kept.memory.phases[:-1]) is not None
     assert saved  # it dies with them, and not without

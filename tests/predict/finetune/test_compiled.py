@@ -8,7 +8,7 @@ from foretrain.config.finetune.options import FineTune
 from foretrain.config.hub.source import facts_of
 from foretrain.hardware.catalogue import find_gpu
 from foretrain.predict.estimate.kernel_buffers import efficient_backward_bytes
-from foretrain.predict.finetune.memory import FineTuneLedger
+from foretrain.predict.finetune.memory import FineTuneEstimate
 from foretrain.predict.finetune.program import CompiledProgram, is_known, program_of
 from foretrain.predict.trace.finetune import drive
 from foretrain.predict.trace.finetune.request import FineTuneRequest, answered
@@ -34,7 +34,7 @@ def a_run(**options: Any) -> FineTune:
 def phases(name: str, tune: FineTune) -> dict[str, int]:
     facts = facts_of(built_config(name))
     assert facts is not None
-    ledger = FineTuneLedger(facts, tune, find_gpu(CARD))
+    ledger = FineTuneEstimate(facts, tune, find_gpu(CARD))
     return {phase.phase: phase.allocated_bytes for phase in ledger.memory.phases}
 
 

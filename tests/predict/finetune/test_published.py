@@ -71,7 +71,7 @@ def test_what_fits_is_never_shown_more_than_there_is() -> None:
     row = ROWS["fm-176"]
     gpu = published.find_gpu(row["gpu"])
     tune = published.FineTune.model_validate(published.as_planned(row)["options"])
-    ledger = published.FineTuneLedger(published.facts_for(row["model"]), tune, gpu)
+    ledger = published.FineTuneEstimate(published.facts_for(row["model"]), tune, gpu)
     most = ledger.memory.neediest.needed_high_bytes
     for free, verdict in ((most, "fits"), (most - 1, "tight")):
         phases = ledger.judged(free, gpu.memory_bytes).phases

@@ -7,7 +7,7 @@ import pytest
 from foretrain.config.finetune.options import FineTune
 from foretrain.config.hub.source import facts_of
 from foretrain.hardware.catalogue import find_gpu
-from foretrain.predict.finetune.memory import FineTuneLedger
+from foretrain.predict.finetune.memory import FineTuneEstimate
 from foretrain.predict.finetune.targets import saved_notes
 
 pytest.importorskip("transformers", minversion="5")
@@ -69,7 +69,7 @@ def test_parameters_are_those_that_peft_counts(name: str, saved: str) -> None:
         trained, params = peft.get_peft_model(model, lora).get_nb_trainable_parameters()
     found, tune = facts_of(config), FineTune(method="lora", lora_r=8, lora_saved=saved, dtype="bfloat16")
     assert found is not None
-    ledger = FineTuneLedger(found, tune, find_gpu(CARD))
+    ledger = FineTuneEstimate(found, tune, find_gpu(CARD))
     assert (ledger.n_trained, ledger.n_params) == (trained, params)
 
 

@@ -16,7 +16,7 @@ from foretrain.config.finetune.read import read_finetune
 from foretrain.config.hub.source import facts_of
 from foretrain.hardware.catalogue import find, find_gpu
 from foretrain.hardware.links import find_link
-from foretrain.predict.finetune.memory import FineTuneLedger
+from foretrain.predict.finetune.memory import FineTuneEstimate
 from foretrain.predict.speed.collectives import bus_factor
 from foretrain.predict.speed.ranks import Unit, shared_passes_s
 from foretrain.predict.trace import service
@@ -39,7 +39,7 @@ def agrees(name: str, *, but: str = "", **options: Any) -> None:
     tune, gpu, config = FineTune.model_validate({**common, **EVALUATED, **options}), find_gpu(CARD), built_config(name)
     facts = facts_of(config)
     assert facts is not None
-    found = {p.phase: p for p in FineTuneLedger(facts, tune, gpu).memory.phases}
+    found = {p.phase: p for p in FineTuneEstimate(facts, tune, gpu).memory.phases}
     (asked, *_) = requests_for(source_of(config), tune, gpu)
     answer = answered([asked.whole(drive.trace(asked.job()))], tune, gpu, gpu.memory_bytes)
     expected = {p.phase: p for p in answer.memory.phases}

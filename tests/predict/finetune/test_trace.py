@@ -191,8 +191,8 @@ def test_a_batch_that_is_written_down_again_is_as_one_that_runs(method: str, mon
 def test_the_phase_that_runs_out_of_memory() -> None:
     free = answer(**KEPT)
     tight = answer(available_bytes=free.memory.context.low_bytes + free.memory.worst.allocated_bytes // 2, **KEPT)
-    assert free.death is None
-    assert tight.memory.phase(tight.death.phase).verdict == "does_not_fit"
+    assert free.failure is None
+    assert tight.memory.phase(tight.failure.phase).verdict == "does_not_fit"
 
 
 def test_micro_batches_that_are_left_out_change_no_tensor() -> None:

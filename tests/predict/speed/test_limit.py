@@ -44,7 +44,7 @@ def made_up(
     products = [("matmul", (64, 64, 64), flop_per_s), ("attention", (2, 8, 8, 4), attention)]
     moved = [("copy", *each) for each in rates] + [("in_place", *each) for each in in_place]
     return Peaks(
-        products=tuple(ProductPeak(kind=k, dtype=dtype, shape=s, flop_per_s=r) for k, s, r in products),
+        matmuls=tuple(ProductPeak(kind=k, dtype=dtype, shape=s, flop_per_s=r) for k, s, r in products),
         bandwidths=tuple(Bandwidth(access=a, moved_bytes=b, bytes_per_s=r) for a, b, r in moved),  # type: ignore[arg-type]
         launch_s=1e-6, autograd_launch_s=3e-6,
     )  # fmt: skip
@@ -80,7 +80,7 @@ def test_of_two_measurements_the_better_of_every_figure_counts() -> None:
 def test_attention_without_a_peak_has_that_of_matmuls() -> None:
     fast = ProductPeak(kind="matmul_input", dtype="float32", shape=(1, 1, 1), flop_per_s=30.0)
     slow = ProductPeak(kind="matmul_weight", dtype="float32", shape=(1, 1, 1), flop_per_s=10.0)
-    found = made_up().model_copy(update={"products": (slow, fast)})
+    found = made_up().model_copy(update={"matmuls": (slow, fast)})
     assert found.flop_per_s("float32") == found.flop_per_s("float32", attention=True) == 30.0
     assert found.flop_per_s("bfloat16") is None
 

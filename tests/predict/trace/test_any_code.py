@@ -17,7 +17,7 @@ from foretrain.base.units import GIB, MIB
 from foretrain.hardware.catalogue import find
 from foretrain.predict.trace.card import guard
 from foretrain.predict.trace.card.guard import StandInError
-from foretrain.predict.trace.forked import ChildDied
+from foretrain.predict.trace.forked import ChildEnded
 from foretrain.predict.trace.session import Tracing, trace
 from foretrain.predict.trace.traced import Traced
 from foretrain.predict.trace.tracer import Tracer
@@ -467,7 +467,7 @@ def test_the_codes_own_error_comes_back_with_where_it_was_raised() -> None:
 
 
 def test_a_child_that_is_killed_is_said_in_a_sentence() -> None:
-    with pytest.raises(ChildDied, match=r"ended without an answer \(signal SIGKILL\)"):
+    with pytest.raises(ChildEnded, match=r"ended without an answer \(signal SIGKILL\)"):
         trace(lambda on: os.kill(os.getpid(), signal.SIGKILL))
 
 

@@ -124,9 +124,9 @@ def test_nanogpts_step_equals_the_published_trace() -> None:
     assert replay(found, addresses=Falling()).peak_allocated_bytes == 9_979_405_312
     assert run.peak_reserved_bytes == 11_986 * MIB
     assert not replay(found, limit_bytes=11980 * MIB).survives
-    death = replay(found, limit_bytes=11980 * MIB).death
-    assert (death.phase, death.moment) == ("steady_step", "backward.loss")
-    assert death.requested_bytes == 4 * 8 * 1024 * 50304
+    failure = replay(found, limit_bytes=11980 * MIB).failure
+    assert (failure.phase, failure.moment) == ("steady_step", "backward.loss")
+    assert failure.requested_bytes == 4 * 8 * 1024 * 50304
 
 
 def test_compiled_case_a_equals_the_published_trace() -> None:

@@ -51,8 +51,10 @@ def table_of_script(text: str, source: str) -> tuple[str, dict[str, Any]]:
     """(format, keys) of a script. Raises UserError where it holds no such call, or cannot be parsed."""
     try:
         found = _Script(ast.parse(text))
-        told = [node for node in found.scopes if isinstance(node, ast.Call | ast.Assign | ast.AugAssign)]
-        for node in sorted(told, key=lambda each: (each.lineno, each.col_offset, each.end_lineno, each.end_col_offset)):
+        ordered = [node for node in found.scopes if isinstance(node, ast.Call | ast.Assign | ast.AugAssign)]
+        for node in sorted(
+            ordered, key=lambda each: (each.lineno, each.col_offset, each.end_lineno, each.end_col_offset)
+        ):
             found.look(node) if isinstance(node, ast.Call) else found.set(node)
     except SyntaxError as error:
         where = f"{source}:{error.lineno or 1}"
@@ -126,7 +128,7 @@ def _names(nodes: Sequence[ast.AST]) -> dict[str, Any]:
                 value = _literal(node.value, names)
             except Unsupported:
                 continue
-            if name not in names or names[name] == value:  # the same again is no other
+            if name not in names or names[name] == value:  # a repetition does not count
                 bound[name] -= 1
                 names[name] = value
     return {name: value for name, value in names.items() if not bound[name]}
@@ -177,7 +179,7 @@ class _Script:
         self.reloaded: set[ast.AST] = set()  # those that then load a model
         self.adapts = self.loops = self.by_trainer = False
         self.tables: dict[str, ast.expr] = {}  # what may stand behind **
-        self.said: dict[str, str] = {}  # the value of a key that decides, as it was written first
+        self.first_values: dict[str, str] = {}  # the value of a key that decides, as it was written first
 
     def _named(self, node: ast.expr) -> str:
         name, seen = _last(node), set[str]()
@@ -281,8 +283,8 @@ class _Script:
 
     def _again(self, keyword: ast.keyword) -> None:
         """Two trainings in one script, which say this otherwise, are none that can be told apart."""
-        key, said = f"{keyword.arg}", ast.dump(keyword.value)
-        if self.said.setdefault(key, said) != said:
+        key, first_values = f"{keyword.arg}", ast.dump(keyword.value)
+        if self.first_values.setdefault(key, first_values) != first_values:
             self.keys["twice"] = Unread(f"{key}, set to two values")
 
     def _trains(self, trainer: re.Match[str] | None) -> bool:

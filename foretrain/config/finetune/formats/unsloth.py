@@ -22,7 +22,7 @@ _TARGETS = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
 def read(table: Table, text: str) -> None:
     found = table.found
     sections = any(isinstance(table.keys.get(name), Mapping) for name in _SECTIONS)
-    loads = sections or found.called  # what its command line and from_pretrained do where nothing is said
+    loads = sections or found.called  # what its command line and from_pretrained do by default
     if sections:
         table.keys = _flat(table.keys)
         found.values |= {"lora_r": 64, "batch_size": 2, "grad_accum": 4}

@@ -157,7 +157,7 @@ class Batch:
         kept = [tensor for tensor in tree_leaves(results) if isinstance(tensor, Tensor)]
         self.kept = sorted({id for tensor in kept if (id := tracer.id_of(tensor)) in made and id is not None})
         self.results = tree_map_only(Tensor, lambda tensor: Place.of(tensor, tracer.id_of(tensor), given), results)
-        # What lives on and is no result is made once: a workspace.
+        # What lives on and is not a result is made once: a workspace.
         self.passing = made & {~event for event in self.events if event < 0}
 
     def again(self, inputs: Mapping[str, Any]) -> Any:

@@ -10,7 +10,7 @@ from foretrain.base.records import Note, Record
 from foretrain.config.finetune.options import OF_GENERATION, FineTune
 from foretrain.config.hub.facts import ModelSource
 from foretrain.hardware.catalogue import Gpu
-from foretrain.predict.allocator.replay import Death, Tried
+from foretrain.predict.allocator.replay import MemoryFailure, Tried
 from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.finetune.memory import PHASES
 from foretrain.predict.finetune.ranks import Weight, context_of
@@ -138,10 +138,10 @@ WorkRow = tuple[str, str, tuple[int, ...], str, int, int, int, int]
 
 
 class FineTuneTrace(Record):
-    """The traced memory of a fine-tuning run. `death`: where it runs out of memory under what the card leaves."""
+    """The traced memory of a fine-tuning run. `failure`: where it runs out of memory under what the card leaves."""
 
     memory: RunMemory
-    death: Death | None
+    failure: MemoryFailure | None
     counts: dict[str, Any] = Field(default_factory=dict)  # of FineTuneCounts
     work: tuple[WorkRow, ...] = ()  # of the second step
     shared: tuple[Weight, ...] = ()
@@ -154,12 +154,12 @@ def answered(
     """Answer from the traces of `requests_for`. `available_bytes`: for the process, context included; None: unknown."""
     beside, facts = RunMemory(phases=(), context=context_of(tune, gpu)), traces[0].facts
     tried = [Tried(trace, settings, physical=True) for trace in traces]
-    memory, death, _ = replayed(traces, beside, tried, available_bytes, PHASES)
+    memory, failure, _ = replayed(traces, beside, tried, available_bytes, PHASES)
     phases = tuple(p.model_copy(update={"moment": MOMENTS.get(p.phase, p.moment)}) for p in memory.phases)
     phases = phases if available_bytes is None else carried(phases)
     memory = memory.model_copy(update={"phases": phases, "paged_bytes": facts["paged_bytes"]})
     shown = {name: facts[name] for name in ("counts", "work", "shared") if name in facts}
-    return FineTuneTrace(memory=memory, death=death, **shown, notes=_notes(traces[0]))
+    return FineTuneTrace(memory=memory, failure=failure, **shown, notes=_notes(traces[0]))
 
 
 def _notes(trace: Trace) -> tuple[Note, ...]:

@@ -1,6 +1,6 @@
 """How many rows a mask selects, which only values tell: the even share at the lower end, all possible at the upper.
 
-A router gives each token `k` of `n` experts (topk, argmax …). What follows from such a choice is known: its one-hot
+A router gives each token `k` of `n` experts (topk, argmax …). The consequences of such a choice are known: its one-hot
 form, masks of one expert, counts of tokens. The lower end gives each expert the same, the upper one gives the first
 experts all that they can get, until no token is left. The ends of any other mask are one row and all.
 """

@@ -252,7 +252,7 @@ def _summed_from_the_end(weighted: Tensor, dim: int) -> Tensor:
     return sums.flip(dim)
 
 
-def patch_products(patches: Patches) -> None:
+def patch_matmuls(patches: Patches) -> None:
     for owner in (torch, Tensor):
         for name in ("prod", "cumprod"):
             patches.set(owner, name, _with_gradient(getattr(owner, name)))

@@ -77,6 +77,9 @@ class Recorder:
         if self.ended:
             return
         event, at = Event(~serial, self.layer, self.moment), len(self.events)
+        if not at or self.events[-1].serial > ~serial:
+            self.events.append(event)
+            return
         marks = (self.split, *(place[0] for place in (*self.taken[-1:], *self.timed[-1:])))
         while at > max(marks) and (before := self.events[at - 1]).serial < event.serial and before[1:] == event[1:]:
             at -= 1
@@ -225,9 +228,11 @@ class Structure(NamedTuple):
     streams: Mapping[int, int] = MappingProxyType({})  # of allocations off the default one
 
     def sized(self, timeline: Timeline) -> Passage:
-        known = {kind: (kind[0], timeline.size(*kind[1])) for kind in set(self.kinds)}
-        kinds = [known[kind] for kind in self.kinds]
-        return Passage.of(self.events, kinds, self.moments, self.split, self.given, self.streams)
+        known = {
+            id(kind): (kind[0], timeline.size(*kind[1])) for kind in {id(kind): kind for kind in self.kinds}.values()
+        }
+        kinds = [known[id(kind)] for kind in self.kinds]
+        return Passage(self.events, kinds, self.moments, self.split, self.given, self.streams)
 
 
 def unroll(recorder: Recorder, groups: Sequence[int], run: Sequence[int]) -> Structure:

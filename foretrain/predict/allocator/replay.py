@@ -99,7 +99,8 @@ def replay(
         lifetimes, Allocator(settings, limit_bytes, physical=physical, cap_bytes=cap_bytes, addresses=addresses)
     )
     allocator, events, emptied = player.allocator, lifetimes.events, set(lifetimes.emptied)
-    play = player.play
+    play, sizes = player.play, lifetimes.sizes
+    plainly = watch is None and allocator.is_plain and not (emptied or lifetimes.streams or lifetimes.used_on)
     peaks: dict[str, PhasePeak] = {}
     whole = (0, 0, 0)
     death = error = None
@@ -117,7 +118,12 @@ def replay(
         highest, highest_at = allocator.allocated_bytes, start - 1
         position = start
         try:
-            for position in range(start, end):
+            if plainly:
+                played = allocator.play(events[start:end], sizes, player.blocks)
+                highest, highest_at, position = played.highest_bytes, start + played.highest_at, start + played.last
+                if played.error is not None:
+                    raise played.error
+            for position in () if plainly else range(start, end):
                 if emptied and position in emptied:
                     empty(position)
                 block = play(events[position])

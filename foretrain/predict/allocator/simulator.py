@@ -19,7 +19,11 @@ Not modelled: MemPools, cudaMallocAsync. Between free blocks of one size the low
 segments as the installed torch does, by default.
 """
 
-from foretrain.predict.allocator.blocks import GRAPH_POOL, Addresses, Block, Pool, usual
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from foretrain.predict.allocator.blocks import BITS, GRAPH_POOL, LOW, Addresses, Block, Pool, usual
 from foretrain.predict.allocator.expandable import ExpandableSegments
 from foretrain.predict.allocator.settings import MIN_LARGE_ALLOC_BYTES, Settings
 
@@ -43,6 +47,15 @@ class OutOfMemory(MemoryError):
         )
         self.requested_bytes, self.segment_bytes = requested_bytes, segment_bytes
         self.allocated_bytes, self.reserved_bytes, self.limit_bytes = allocated_bytes, reserved_bytes, limit_bytes
+
+
+class Played(NamedTuple):
+    """The highest allocated bytes, and where: -1 before all; the last position, and why no more could be played."""
+
+    highest_bytes: int
+    highest_at: int
+    last: int
+    error: OutOfMemory | None
 
 
 def _lowest(*limits_bytes: int | None) -> int | None:
@@ -88,6 +101,7 @@ class Allocator:
         self._expandable = ExpandableSegments(self) if self.settings.expandable_segments else None
         self._rounds_plainly = not self.settings.roundup_power2_divisions
         self._finds_plainly = self.settings.max_split_is_unlimited and self._expandable is None and not self.collects
+        self.is_plain = self._rounds_plainly and self._finds_plainly
 
     def malloc(self, nbytes: int, stream: int = 0) -> Block | None:
         """Return a block on a stream; None for 0 bytes. Raises OutOfMemory, and ValueError below 0."""
@@ -118,6 +132,65 @@ class Allocator:
         if self.allocated_bytes > self.peak_allocated_bytes:
             self.peak_allocated_bytes = self.allocated_bytes
         return block
+
+    def play(self, events: Sequence[int], sizes: Sequence[int], blocks: dict[int, Block | None]) -> Played:
+        """Allocate and free on the default stream as `malloc` and `free` do where `is_plain`, in one loop: a replay
+        has a hundred thousand events. `blocks`: those in use, by their events."""
+        allocated = highest = self.allocated_bytes
+        requested, most = self.requested_bytes, self.peak_requested_bytes
+        highest_at = position = -1
+        error = None
+        for position, event in enumerate(events):
+            if event < 0:
+                if (block := blocks.pop(~event)) is None:
+                    continue
+                allocated -= block.size
+                requested -= block.requested
+                block.used, block.requested = False, 0
+                pool = block.pool
+                for other in (block.prev, block.next):
+                    if other is not None and not other.used:
+                        del pool.order[bisect_left(pool.order, other.size << BITS | other.ptr)]
+                        del pool.blocks[other.ptr]
+                        block.absorb(other)
+                insort(pool.order, block.size << BITS | block.ptr)
+                pool.blocks[block.ptr] = block
+                continue
+            if not (nbytes := sizes[event]):
+                blocks[event] = None
+                continue
+            size = -(-nbytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
+            pool = self.small if size <= SMALL_BYTES else self.large
+            order = pool.order
+            place = bisect_left(order, size << BITS)
+            if place < len(order):
+                block = pool.blocks.pop(order.pop(place) & LOW)
+            else:
+                self.allocated_bytes = allocated
+                try:
+                    block = self._obtain(pool, size, 0, nbytes)
+                except OutOfMemory as refused:
+                    error = refused
+                    break
+            left = block.size - size
+            if left > SMALL_BYTES or (left and pool.small):
+                rest = Block(block.ptr + size, left, pool)
+                block.insert_after(rest)
+                block.size = size
+                insort(order, left << BITS | rest.ptr)
+                pool.blocks[rest.ptr] = rest
+            block.used, block.requested = True, nbytes
+            blocks[event] = block
+            requested += nbytes
+            if requested > most:
+                most = requested
+            allocated += block.size
+            if allocated > highest:
+                highest, highest_at = allocated, position
+        self.active = {block.ptr: block for block in blocks.values() if block is not None}
+        self.allocated_bytes, self.requested_bytes, self.peak_requested_bytes = allocated, requested, most
+        self.peak_allocated_bytes = max(self.peak_allocated_bytes, highest)
+        return Played(highest, highest_at, position, error)
 
     def record_stream(self, block: Block | None, stream: int) -> None:
         """Record another stream's use of a block (recordStream). Raises ValueError for a block that is not in use."""

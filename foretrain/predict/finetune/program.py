@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from foretrain.base.records import Note
@@ -86,7 +86,8 @@ class Lettered:
 
     def __getattr__(self, name: str) -> Any:
         value, letter = getattr(self._facts, name), LETTERS.get(name)
-        return Dim(value, 1, (letter,)) if letter and value else value
+        found = self.__dict__[name] = Dim(value, 1, (letter,)) if letter and value else value
+        return found
 
 
 class Program:
@@ -468,8 +469,14 @@ def is_known(facts: ModelFacts, tune: FineTune, gpu: Gpu) -> bool:
 
 
 def program_of(facts: ModelFacts, tune: FineTune, gpu: Gpu) -> Program:
-    kind = CompiledProgram if tune.compile and is_known(facts, tune, gpu) else Program
-    return kind(facts, tune, gpu)
+    compiled = tune.compile and is_known(facts, tune, gpu)
+    return CompiledProgram(facts, tune, gpu) if compiled else eager_program(facts, tune, gpu)
+
+
+@lru_cache(maxsize=4)
+def eager_program(facts: ModelFacts, tune: FineTune, gpu: Gpu) -> Program:
+    """Return the program that the estimates of a run's memory and of its time have in common."""
+    return Program(facts, tune, gpu)
 
 
 class CompiledProgram(Program):

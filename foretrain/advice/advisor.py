@@ -27,7 +27,6 @@ TOLLS: dict[Exactness, float] = {
 EACH_MORE = 0.01
 UNTIMED = 0.3  # slowdown that is taken where nothing is known of the card's speed
 SHORT, LARGE_GAIN = 3, 0.1  # changes on a plan's screen, and how much of the run's time they have to save
-ALMOST_LARGE = -0.999 * LARGE_GAIN
 ENOUGH = 3  # exact single changes that fit: then no sets are searched
 
 
@@ -255,6 +254,7 @@ def _singles(search: Search, quick: bool) -> tuple[list[Try], list[Idle]]:
             if start.cluster and rule.keeps_way:
                 start = replace(start, ways=(start.way,))
             changes = rule.changes(start)
+            changes = changes if most is None else _gaining(search, start, changes, most)
             if not changes:
                 if reason := rule.idle(start):
                     idle.append(Idle(rule=rule.id, reason=reason))
@@ -265,34 +265,27 @@ def _singles(search: Search, quick: bool) -> tuple[list[Try], list[Idle]]:
             elif rule.alternatives:
                 made = [search.planner.outcome(change.applied(start)) for change in changes]
                 found += [search.of((rule.id,), each) for each in made if each is not None]
-            elif (picked := _pick(search, rule, start, _gaining(search, start, changes, most))) is not None:
+            elif (picked := _pick(search, rule, start, changes)) is not None:
                 found.append(search.of((*prefix, rule.id), picked))
     return found, idle
 
 
 def _most(search: Search) -> float | None:
-    """The run's time that a change may have to be on a plan's screen, over that of now, minus 1: where one rule alone
-    applies, so that no set is quicker. None where all count."""
-    if search.goal != "speed" or search.must_fit or search.state.cluster:
-        return None
+    """The ratio that a plan's screen wants at most, where one rule alone applies, so that no set is quicker."""
     looked_at = (rule for rule in RULES if _looks_at(search, rule, quick=True) and not rule.traced)
     applying = [rule for rule in looked_at if combine.allowed(rule.id, search.state) and rule.changes(search.state)]
-    return ALMOST_LARGE if len(applying) == 1 and not applying[0].alternatives else None
+    alone = search.goal == "speed" and not (search.must_fit or search.state.cluster) and len(applying) == 1
+    return -LARGE_GAIN if alone and not applying[0].alternatives else None
 
 
-def _gaining(search: Search, start: State, options: Sequence[Change], most: float | None) -> Sequence[Change]:
+def _gaining(search: Search, start: State, options: Sequence[Change], most: float) -> Sequence[Change]:
     """The options whose run takes at most this much of the time: what the others need, nobody asks."""
-    if most is None:
-        return options
     made = ((option, search.planner.outcome(option.applied(start))) for option in options)
-    ratios = ((option, search.ratio(each)) for option, each in made if each is not None)
-    return [option for option, ratio in ratios if ratio is not None and ratio <= most]
+    return [option for option, each in made if each and (search.ratio(each) or 0.0) <= most]
 
 
 def _pick(search: Search, rule: Rule, start: State, options: Sequence[Change]) -> Outcome | None:
-    """The plan of the option of a rule that serves the goal best; None of no options."""
-    if not options:
-        return None
+    """The plan of the option of a rule that serves the goal best."""
     if (start.cluster or rule.kind == "speed") and search.goal != "fit" and not search.must_fit:
         pick = search.planner.quickest_of_rising if start.cluster else search.planner.quickest
         best = pick(start, options)

@@ -12,11 +12,10 @@ from foretrain.base.process_memory import collected_later
 if TYPE_CHECKING:
     from foretrain.cli.commands import app as app
 
-# pydantic looks for plugins in all packages that are installed, which takes a tenth of a plan's time. Ours has none, and
-# to learn that it is told so, it imports all that reads packages.
+LOADER = "pydantic.plugin._loader"
+# pydantic looks for plugins in all packages that are installed, which takes a tenth of a plan's time. Ours has none.
 if os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__") == "__all__":
-    none = sys.modules.setdefault("pydantic.plugin._loader", ModuleType("pydantic.plugin._loader"))
-    vars(none).setdefault("get_plugins", tuple)
+    vars(sys.modules.setdefault(LOADER, ModuleType(LOADER))).setdefault("get_plugins", tuple)
 
 KEEPING = (["plan"], ["advise"])  # commands that keep answers
 

@@ -89,7 +89,8 @@ class Passage:
     @cached_property
     def parts(self) -> tuple[Part, ...]:
         numbers: dict[tuple[str, Size], int] = {}
-        of = {id(kind): numbers.setdefault(kind, len(numbers)) for kind in self.kinds}
+        several = {id(kind): kind for kind in self.kinds}
+        of = {at: numbers.setdefault(kind, len(numbers)) for at, kind in several.items()}
         number, distinct = [of[id(kind)] for kind in self.kinds], list(numbers)
         nbytes = [size.nbytes for _, size in self.kinds]
         parts, first = [], self.given
@@ -251,12 +252,8 @@ class Timeline(Lifetimes):
         first, shift = part.first, len(self.sizes) - part.first
         if given:
             self._end(part, given, first, shift, before)
-        elif first:
-            self.events += [
-                e + shift if e >= 0 else e - shift if ~e >= first else e - before for e in part.events
-            ]  # fmt: skip
         else:
-            self.events += [e + shift if e >= 0 else e - shift for e in part.events]
+            self.events += [e + shift if e >= 0 else e - shift if ~e >= first else e - before for e in part.events]
         allocated = part.births
         self.sizes += [size.nbytes for _, size in kinds[first : first + allocated]]
         if self.stream:

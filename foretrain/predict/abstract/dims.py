@@ -13,17 +13,16 @@ class Dim(int):
     letters: tuple[str, ...]
 
     def __new__(cls, value: int, coefficient: int | float = 1, letters: tuple[str, ...] = ()) -> "Dim":
-        made = int.__new__(cls, value)
-        whole = type(coefficient) is int or coefficient % 1 != 0
-        made.coefficient = coefficient if whole else int(coefficient)
+        made = super().__new__(cls, value)
+        made.coefficient = int(coefficient) if coefficient % 1 == 0 else coefficient
         made.letters = letters
         return made
 
     def __mul__(self, other: int) -> int:
         if isinstance(other, Dim):
-            return Dim(int.__mul__(self, other), self.coefficient * other.coefficient, self.letters + other.letters)
+            return Dim(int(self) * int(other), self.coefficient * other.coefficient, self.letters + other.letters)
         if isinstance(other, int):
-            return Dim(int.__mul__(self, other), self.coefficient * other, self.letters)
+            return Dim(int(self) * other, self.coefficient * other, self.letters)
         return NotImplemented
 
     __rmul__ = __mul__

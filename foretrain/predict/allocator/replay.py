@@ -99,7 +99,6 @@ def replay(
         lifetimes, Allocator(settings, limit_bytes, physical=physical, cap_bytes=cap_bytes, addresses=addresses)
     )
     allocator, events, emptied = player.allocator, lifetimes.events, set(lifetimes.emptied)
-    play, sizes = player.play, lifetimes.sizes
     plainly = watch is None and allocator.is_plain and not (emptied or lifetimes.streams or lifetimes.used_on)
     peaks: dict[str, PhasePeak] = {}
     whole = (0, 0, 0)
@@ -119,14 +118,14 @@ def replay(
         position = start
         try:
             if plainly:
-                played = allocator.play(events[start:end], sizes, player.blocks)
-                highest, highest_at, position = played.highest_bytes, start + played.highest_at, start + played.last
-                if played.error is not None:
-                    raise played.error
+                highest, at, last, ended = allocator.play(events[start:end], lifetimes.sizes, player.blocks)
+                highest_at, position = start + at, start + last
+                if ended is not None:
+                    raise ended
             for position in () if plainly else range(start, end):
                 if emptied and position in emptied:
                     empty(position)
-                block = play(events[position])
+                block = player.play(events[position])
                 if allocator.allocated_bytes > highest:
                     highest, highest_at = allocator.allocated_bytes, position
                 if watch is not None:

@@ -21,7 +21,6 @@ segments as the installed torch does, by default.
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from foretrain.predict.allocator.blocks import BITS, GRAPH_POOL, LOW, Addresses, Block, Pool, usual
 from foretrain.predict.allocator.expandable import ExpandableSegments
@@ -47,15 +46,6 @@ class OutOfMemory(MemoryError):
         )
         self.requested_bytes, self.segment_bytes = requested_bytes, segment_bytes
         self.allocated_bytes, self.reserved_bytes, self.limit_bytes = allocated_bytes, reserved_bytes, limit_bytes
-
-
-class Played(NamedTuple):
-    """The highest allocated bytes, and where: -1 before all; the last position, and why no more could be played."""
-
-    highest_bytes: int
-    highest_at: int
-    last: int
-    error: OutOfMemory | None
 
 
 def _lowest(*limits_bytes: int | None) -> int | None:
@@ -99,9 +89,8 @@ class Allocator:
         self._cap_bytes = _lowest(cap_bytes, None if physical else limit_bytes)
         self.collects = self.settings.garbage_collection_threshold > 0 and self._cap_bytes is not None
         self._expandable = ExpandableSegments(self) if self.settings.expandable_segments else None
-        self._rounds_plainly = not self.settings.roundup_power2_divisions
-        self._finds_plainly = self.settings.max_split_is_unlimited and self._expandable is None and not self.collects
-        self.is_plain = self._rounds_plainly and self._finds_plainly
+        self.is_plain = self.settings.max_split_is_unlimited and not self.settings.roundup_power2_divisions
+        self.is_plain = self.is_plain and self._expandable is None and not self.collects
 
     def malloc(self, nbytes: int, stream: int = 0) -> Block | None:
         """Return a block on a stream; None for 0 bytes. Raises OutOfMemory, and ValueError below 0."""
@@ -111,14 +100,10 @@ class Allocator:
             return None
         if self._pending:
             self._process_events()
-        size = -(-nbytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES if self._rounds_plainly else self.round(nbytes)
+        size = self.round(nbytes)
         pool = self.small if size <= SMALL_BYTES else self.large
-        # As `_find` does without settings; a replay makes hundreds of thousands of these.
-        block = pool.take(size, stream) if self._finds_plainly else self._find(pool, size, stream)
-        if block is None:
-            block = self._obtain(pool, size, stream, nbytes)
-        left = block.size - size
-        if left and ((pool.small or left > SMALL_BYTES) if self._finds_plainly else self._should_split(block, size)):
+        block = self._find(pool, size, stream) or self._obtain(pool, size, stream, nbytes)
+        if (left := block.size - size) and self._should_split(block, size):
             rest = Block(block.ptr + size, left, pool, stream)  # alloc_found_block
             block.insert_after(rest)
             block.size = size
@@ -133,13 +118,14 @@ class Allocator:
             self.peak_allocated_bytes = self.allocated_bytes
         return block
 
-    def play(self, events: Sequence[int], sizes: Sequence[int], blocks: dict[int, Block | None]) -> Played:
-        """Allocate and free on the default stream as `malloc` and `free` do where `is_plain`, in one loop: a replay
-        has a hundred thousand events. `blocks`: those in use, by their events."""
+    def play(
+        self, events: Sequence[int], sizes: Sequence[int], blocks: dict[int, Block | None]
+    ) -> tuple[int, int, int, OutOfMemory | None]:
+        """Allocate and free as `malloc` and `free` do where `is_plain`, in one loop for a hundred thousand events.
+        `blocks`: those in use. Return the most allocated bytes, where (-1: before all), the end, and what ended it."""
         allocated = highest = self.allocated_bytes
         requested, most = self.requested_bytes, self.peak_requested_bytes
-        highest_at = position = -1
-        error = None
+        highest_at, position, error = -1, -1, None
         for position, event in enumerate(events):
             if event < 0:
                 if (block := blocks.pop(~event)) is None:
@@ -161,10 +147,9 @@ class Allocator:
                 continue
             size = -(-nbytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
             pool = self.small if size <= SMALL_BYTES else self.large
-            order = pool.order
-            place = bisect_left(order, size << BITS)
-            if place < len(order):
-                block = pool.blocks.pop(order.pop(place) & LOW)
+            place = bisect_left(pool.order, size << BITS)
+            if place < len(pool.order):
+                block = pool.blocks.pop(pool.order.pop(place) & LOW)
             else:
                 self.allocated_bytes = allocated
                 try:
@@ -177,7 +162,7 @@ class Allocator:
                 rest = Block(block.ptr + size, left, pool)
                 block.insert_after(rest)
                 block.size = size
-                insort(order, left << BITS | rest.ptr)
+                insort(pool.order, left << BITS | rest.ptr)
                 pool.blocks[rest.ptr] = rest
             block.used, block.requested = True, nbytes
             blocks[event] = block
@@ -190,7 +175,7 @@ class Allocator:
         self.active = {block.ptr: block for block in blocks.values() if block is not None}
         self.allocated_bytes, self.requested_bytes, self.peak_requested_bytes = allocated, requested, most
         self.peak_allocated_bytes = max(self.peak_allocated_bytes, highest)
-        return Played(highest, highest_at, position, error)
+        return highest, highest_at, position, error
 
     def record_stream(self, block: Block | None, stream: int) -> None:
         """Record another stream's use of a block (recordStream). Raises ValueError for a block that is not in use."""
@@ -218,15 +203,9 @@ class Allocator:
         """free_block: it joins its free neighbours."""
         self.requested_bytes -= block.requested
         block.used, block.requested = False, 0
-        pool, before, after = block.pool, block.prev, block.next
-        # `merge` of neighbours of one segment, which are of one pool.
-        if before is not None and not before.used and before.mapped:
-            pool.remove(before)
-            block.absorb(before)
-        if after is not None and not after.used and after.mapped:
-            pool.remove(after)
-            block.absorb(after)
-        pool.add(block)
+        self.merge(block, block.prev)
+        self.merge(block, block.next)
+        block.pool.add(block)
 
     def _process_events(self) -> None:
         """process_events: no other stream uses pending blocks any more."""

@@ -41,11 +41,6 @@ class Plan:
             self.size.append(sum(node.nbytes for node in kernel.writes if node.name != MUTATED))
         self.given = [node for node in self.readers if node in given]
         self.wanted = {self.names.get(node, node) for node in wanted}
-        self.ending = [(node.nbytes, self.readers[node]) for node in self.given if node not in self.wanted]
-        self.ending += [
-            (node.nbytes, self.readers.get(node) or [i]) for i, kernel in enumerate(kernels) for node in kernel.writes
-            if node.name != MUTATED and node not in self.wanted
-        ]  # fmt: skip
         self.after: list[list[int]] = [[] for _ in kernels]
         for i, each in enumerate(self.before):
             for j in each:
@@ -58,15 +53,18 @@ class Plan:
         }  # fmt: skip
 
     def bytes_at(self, order: Sequence[int]) -> list[int]:
-        step = [0] * len(order)
-        for i, number in enumerate(order):
-            step[number] = i
+        step = {number: i for i, number in enumerate(order)}
         change = [0] * (len(order) + 1)
+        for node in self.given:
+            change[0] += node.nbytes
+            if node not in self.wanted:
+                change[max(step[i] for i in self.readers[node]) + 1] -= node.nbytes
         for i, number in enumerate(order):
             change[i] += self.size[number]
-        change[0] += sum([node.nbytes for node in self.given])
-        for nbytes, readers in self.ending:
-            change[max([step[i] for i in readers]) + 1] -= nbytes
+            for node in self.kernels[number].writes:
+                if node.name != MUTATED and node not in self.wanted:
+                    last = max((step[each] for each in self.readers.get(node, ())), default=i)
+                    change[last + 1] -= node.nbytes
         return list(accumulate(change))
 
     def least_memory(self) -> list[int]:
@@ -174,10 +172,7 @@ def joint(machine: Compiler, outputs: Sequence[Node], *, whole: bool) -> Graphs:
     seen = set(saved)
     for node in cut.nodes:  # what is recomputed comes right before what takes it (reordering_to_mimic_autograd_engine)
         if node in cut.backward and node in reached:
-            if node in seen or seen.issuperset(node.inputs):
-                fresh = [] if node in seen else [node]
-            else:
-                fresh = sorted(before([node], seen) - seen, key=lambda each: each.index)
+            fresh = sorted(before([node], seen) - seen, key=lambda each: each.index)
             order += fresh
             seen.update(fresh)
     tangents = [node for node in cut.nodes if node.kind == TANGENT]

@@ -175,11 +175,15 @@ class Half:
             members[find(node)].append(node)
         self.groups = [self._kernel(each) for each in members.values()]
         self._join_independent()
+        readers: dict[Node, list[Node]] = defaultdict(list)
+        for node in self.kept:
+            for each in self.reads[node]:
+                readers[each].append(node)
         for group in self.groups:
             group.writes = [
                 node for node in group.members
                 if not (node.kind == EXTERN and any(user.kind == ITEM for user in self.users[node]))
-                and (node in self.wanted or any(reader not in group.own for reader in self._readers(node)))
+                and (node in self.wanted or any(reader not in group.own for reader in readers[node]))
             ]  # fmt: skip
 
     def _kernel(self, members: list[Node]) -> Kernel:
@@ -249,14 +253,6 @@ class Half:
             if (passing or old in ended) and all(each in before for each in kernel.members if old in self.reads[each]):
                 return self.replaced(old, ended, kernel) if passing else old
         return None
-
-    def _readers(self, node: Node) -> Iterable[Node]:
-        if not hasattr(self, "_read_by"):
-            self._read_by: dict[Node, list[Node]] = defaultdict(list)
-            for each in self.kept:
-                for read in self.reads[each]:
-                    self._read_by[read].append(each)
-        return self._read_by[node]
 
     def _order(self) -> list[Kernel]:
         position = {node: i for i, node in enumerate(self.nodes)}

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 from foretrain.base.records import Note
@@ -469,14 +469,8 @@ def is_known(facts: ModelFacts, tune: FineTune, gpu: Gpu) -> bool:
 
 
 def program_of(facts: ModelFacts, tune: FineTune, gpu: Gpu) -> Program:
-    compiled = tune.compile and is_known(facts, tune, gpu)
-    return CompiledProgram(facts, tune, gpu) if compiled else eager_program(facts, tune, gpu)
-
-
-@lru_cache(maxsize=4)
-def eager_program(facts: ModelFacts, tune: FineTune, gpu: Gpu) -> Program:
-    """Return the program that the estimates of a run's memory and of its time have in common."""
-    return Program(facts, tune, gpu)
+    kind = CompiledProgram if tune.compile and is_known(facts, tune, gpu) else Program
+    return kind(facts, tune, gpu)
 
 
 class CompiledProgram(Program):

@@ -13,7 +13,7 @@ from foretrain.predict.abstract.passage import OUTSIDE
 from foretrain.predict.finetune.generation import GenerationWork
 from foretrain.predict.finetune.memory import MICRO_BATCHES, symbols_of
 from foretrain.predict.finetune.optimizers import TRAFFIC
-from foretrain.predict.finetune.program import eager_program, kernels_of
+from foretrain.predict.finetune.program import Program, kernels_of
 from foretrain.predict.finetune.ranks import Weight, groups_of, waits_s
 from foretrain.predict.speed.ops import Operation, flops, flops_of
 from foretrain.predict.speed.ranks import GATHER_LAUNCHES, Pace
@@ -36,7 +36,7 @@ class StepWork:
 
     def __init__(self, facts: ModelFacts, tune: FineTune, gpu: Gpu) -> None:
         self.tune, self.gpu = tune, gpu
-        self.program = eager_program(facts, tune, gpu)
+        self.program = Program(facts, tune, gpu)
         self.groups = self.program.shards
         self.trained_bytes = [p.numel() * p.dtype.itemsize for p in self.program.trained().values()]
         symbols = symbols_of(facts, tune, gpu, tune.batch_size)

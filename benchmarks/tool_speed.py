@@ -135,7 +135,8 @@ def measured(figure: Figure, until: float) -> dict[str, Any]:
     return {
         "name": figure.name, "asked_s": figure.asked_s,
         "median_s": median(runs), "low_s": min(runs), "high_s": max(runs),
-        "processor_s": min(processor_s, default=None), "p95_s": sorted(runs)[int(0.95 * (len(runs) - 1))], "runs": len(runs), "others_share": round(outside, 2),
+        "processor_s": min(processor_s, default=None),
+        "p95_s": sorted(runs)[int(0.95 * (len(runs) - 1))], "runs": len(runs), "others_share": round(outside, 2),
         "date": date.today().isoformat(), "seconds": runs if len(runs) < 20 else None,
     }  # fmt: skip
 

@@ -58,7 +58,8 @@ class Graph:
         self, name: str, kind: int, inputs: Sequence[Node], shape: Sequence[int], dtype: DType, *detail: Any
     ) -> Node:
         """Return the node of an operation, an existing one if it is the same."""
-        machine, inputs, shape = m.machine(), tuple(inputs), tuple(shape)
+        machine: Any = m.machine()
+        inputs, shape = tuple(inputs), tuple(shape)
         key = (name, kind, inputs, shape, dtype, detail)
         if kind != RANDOM and (known := self._known.get(key)) is not None:
             return known

@@ -89,8 +89,7 @@ class Passage:
     @cached_property
     def parts(self) -> tuple[Part, ...]:
         numbers: dict[tuple[str, Size], int] = {}
-        several = {id(kind): kind for kind in self.kinds}
-        of = {at: numbers.setdefault(kind, len(numbers)) for at, kind in several.items()}
+        of = {at: numbers.setdefault(kind, len(numbers)) for at, kind in {id(k): k for k in self.kinds}.items()}
         number, distinct = [of[id(kind)] for kind in self.kinds], list(numbers)
         nbytes = [size.nbytes for _, size in self.kinds]
         parts, first = [], self.given
@@ -100,13 +99,9 @@ class Passage:
             top = max(running, default=0)
             at = running.index(top) if running else 0
             births = [number[e] for e in own if e >= 0]
-            parts.append(
-                Part(
-                    events=own, first=first, births=len(births), top_bytes=top,
-                    moment=self.moments[start + at] if own else "", alive=_balance(own[: at + 1], number, distinct),
-                    change=_balance(own, number, distinct), change_bytes=running[-1] if running else 0,
-                )
-            )  # fmt: skip
+            alive, change = (_balance(some, number, distinct) for some in (own[: at + 1], own))
+            moment, rest = (self.moments[start + at], running[-1]) if own else ("", 0)
+            parts.append(Part(own, first, len(births), top, moment, alive, change, rest))
             first += len(births)
         return tuple(parts)
 

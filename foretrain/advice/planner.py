@@ -196,11 +196,6 @@ class Planner:
         found = [(change, made) for change in changes if (made := self.outcome(change.applied(state)))]
         timed = [pair for pair in found if pair[1].total_s is not None]
         timed.sort(key=lambda pair: pair[1].total_s or 0.0)
-        batches = [pair[1].state.config.batch_size for pair in timed]
-        if batches == sorted(set(batches), reverse=True):  # where one does not fit, no larger batch does
-            at = 0 if timed and timed[0][1].fits else bisect_left(timed, True, 1, key=lambda pair: pair[1].fits)
-            _ = [made._made for _, made in timed[:at]]  # they count as planned
-            timed = timed[at:]
         return next((pair for pair in timed if pair[1].fits), None)
 
     def quickest_of_rising(self, state: State, changes: Sequence[Change]) -> tuple[Change, Outcome] | None:

@@ -246,6 +246,7 @@ def _singles(search: Search, quick: bool) -> tuple[list[Try], list[Idle]]:
     found: list[Try] = []
     idle: list[Idle] = []
     starts = list(combine.starts(search))
+    most = _most(search) if quick else None
     for rule in RULES:
         if not _looks_at(search, rule, quick):
             continue
@@ -255,6 +256,7 @@ def _singles(search: Search, quick: bool) -> tuple[list[Try], list[Idle]]:
             if start.cluster and rule.keeps_way:
                 start = replace(start, ways=(start.way,))
             changes = rule.changes(start)
+            changes = changes if most is None else _gaining(search, start, changes, most)
             if not changes:
                 if reason := rule.idle(start):
                     idle.append(Idle(rule=rule.id, reason=reason))
@@ -268,6 +270,20 @@ def _singles(search: Search, quick: bool) -> tuple[list[Try], list[Idle]]:
             elif (picked := _pick(search, rule, start, changes)) is not None:
                 found.append(search.of((*prefix, rule.id), picked))
     return found, idle
+
+
+def _most(search: Search) -> float | None:
+    """The ratio that a plan's screen wants at most, where one rule alone applies, so that no set is quicker."""
+    looked_at = (rule for rule in RULES if _looks_at(search, rule, quick=True) and not rule.traced)
+    applying = [rule for rule in looked_at if combine.allowed(rule.id, search.state) and rule.changes(search.state)]
+    alone = search.goal == "speed" and not (search.must_fit or search.state.cluster) and len(applying) == 1
+    return -LARGE_GAIN if alone and not applying[0].alternatives else None
+
+
+def _gaining(search: Search, start: State, options: Sequence[Change], most: float) -> Sequence[Change]:
+    """The options whose run takes at most this much of the time: what the others need, nobody asks."""
+    made = ((option, search.planner.outcome(option.applied(start))) for option in options)
+    return [option for option, each in made if each and (search.ratio(each) or 0.0) <= most]
 
 
 def _pick(search: Search, rule: Rule, start: State, options: Sequence[Change]) -> Outcome | None:

@@ -33,7 +33,7 @@ def train(
     as in `plan`; times in the record are in seconds, memory in bytes, losses in nats per token. `resume`:
     continue the newest unfinished run in out_dir. `trial`: with batch_size = "auto", first try what was chosen in a
     process of its own. Started by torchrun or Slurm it is one rank of several: the first one listens and writes.
-    `listen` hears each step (StepMetrics), evaluation (EvaluationMetrics) and notes with an id, as soon as they are there.
+    `listen` hears each step (StepMetrics), evaluation (EvaluationMetrics) and notes with an id, as soon as they come.
     Ctrl-C saves a checkpoint and returns a record with status "interrupted".
     Raises UserError, with the exit code of `foretrain train`: bad config 2, no torch 4, out of memory 5, diverged 6,
     data missing or damaged 7, disk full 8.

@@ -76,7 +76,7 @@ class _Recorder(Timeline):
     def play(self, passage: Passage, number: int, before: int = 0, given: Sequence[Tensor] = ()) -> int:
         self.played.update({tensor.serial: (tensor.component, tensor.size.nbytes) for tensor in given})
         shift = super().play(passage, number, before, given)
-        start = len(passage.parts[0].events) if number else 0
+        start = passage.split if number else 0
         moments = passage.moments[start:]
         first = len(self.events) - len(passage.parts[number].events)
         for moment, event in zip(moments, self.events[first:], strict=False):

@@ -5,6 +5,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -69,68 +70,66 @@ class Part:
 
 @dataclass
 class Passage:
-    """A pass with serial numbers of its own. `left`: what outlives it; it frees the first `given`, from before it."""
+    """A pass with serial numbers of its own, each event with its moment. It ends the first `given`, from before it; its
+    second part begins at `split`."""
 
-    parts: tuple[Part, ...]
+    events: list[int]
     kinds: list[tuple[str, Size]]
-    left: list[int]
     moments: list[str]
+    split: int
     given: int = 0
     streams: Mapping[int, int] = field(default_factory=dict)  # of allocations that are not on the default one
 
-    @classmethod
-    def of(
-        cls,
-        events: list[int],
-        kinds: list[tuple[str, Size]],
-        moments: list[str],
-        split: int,
-        given: int = 0,
-        streams: Mapping[int, int] | None = None,
-    ) -> "Passage":
-        """From all its events, each with its moment; the second part begins at `split`."""
-        nbytes = [size.nbytes for _, size in kinds]
-        parts, first = [], given
-        for start, end in ((0, split), (split, len(events))):
-            own = events[start:end]
-            allocated_count = sum(e >= 0 for e in own)
-            running = list(accumulate(nbytes[e] if e >= 0 else -nbytes[~e] for e in own))
+    @cached_property
+    def left(self) -> list[int]:
+        """Return allocations that outlive it."""
+        ended = {~event for event in self.events if event < 0}
+        return [serial for serial in range(len(self.kinds)) if serial not in ended]
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        numbers: dict[tuple[str, Size], int] = {}
+        of = {at: numbers.setdefault(kind, len(numbers)) for at, kind in {id(k): k for k in self.kinds}.items()}
+        number, distinct = [of[id(kind)] for kind in self.kinds], list(numbers)
+        nbytes = [size.nbytes for _, size in self.kinds]
+        parts, first = [], self.given
+        for start, end in ((0, self.split), (self.split, len(self.events))):
+            own = self.events[start:end]
+            running = list(accumulate([nbytes[e] if e >= 0 else -nbytes[~e] for e in own]))
             top = max(running, default=0)
             at = running.index(top) if running else 0
-            parts.append(
-                Part(
-                    events=own, first=first, allocated_count=allocated_count, top_bytes=top,
-                    moment=moments[start + at] if own else "", alive=_balance(own[: at + 1], kinds),
-                    change=_balance(own, kinds), change_bytes=running[-1] if running else 0,
-                )
-            )  # fmt: skip
-            first += allocated_count
-        ended = {~e for e in events if e < 0}
-        return cls(tuple(parts), kinds, [s for s in range(len(kinds)) if s not in ended], moments, given, streams or {})
+            allocated = [number[e] for e in own if e >= 0]
+            alive, change = (_balance(some, number, distinct) for some in (own[: at + 1], own))
+            moment, rest = (self.moments[start + at], running[-1]) if own else ("", 0)
+            parts.append(Part(own, first, len(allocated), top, moment, alive, change, rest))
+            first += len(allocated)
+        return tuple(parts)
 
     def without(self, component: str, count: int) -> "Passage":
         """The same where the first so many of a component that live on were there before."""
-        gone = set([serial for serial in self.left if self.kinds[serial][0] == component][:count])
+        gone = set([serial for serial in self.left if self.kinds[serial][0] == component][:count]) if count else ()
         if not gone:
             return self
-        events = [event for part in self.parts for event in part.events]
-        kept = [i for i, event in enumerate(events) if event not in gone]
+        kept = [i for i, event in enumerate(self.events) if event not in gone]
         number, numbers = 0, []
         for serial in range(len(self.kinds)):
             numbers.append(number)
             number += serial not in gone
-        split = sum(i < len(self.parts[0].events) for i in kept)
-        return Passage.of(
-            [numbers[events[i]] if events[i] >= 0 else ~numbers[~events[i]] for i in kept],
+        return Passage(
+            [numbers[e] if e >= 0 else ~numbers[~e] for e in map(self.events.__getitem__, kept)],
             [kind for serial, kind in enumerate(self.kinds) if serial not in gone],
-            [self.moments[i] for i in kept], split, self.given, {numbers[n]: on for n, on in self.streams.items()},
+            [self.moments[i] for i in kept], sum(i < self.split for i in kept), self.given,
+            {numbers[n]: on for n, on in self.streams.items()},
         )  # fmt: skip
 
 
-def _balance(events: Sequence[int], kinds: Sequence[tuple[str, Size]]) -> dict[tuple[str, Size], int]:
-    counts = Counter(kinds[e] for e in events if e >= 0)
-    counts.subtract(Counter(kinds[~e] for e in events if e < 0))
-    return {kind: count for kind, count in counts.items() if count}
+def _balance(
+    events: Sequence[int], number: Sequence[int], kinds: Sequence[tuple[str, Size]]
+) -> dict[tuple[str, Size], int]:
+    """Return how many more there are of each kind, by its number."""
+    counts = Counter([number[e] for e in events if e >= 0])
+    counts.subtract(Counter([number[~e] for e in events if e < 0]))
+    return {kinds[each]: count for each, count in counts.items() if count}
 
 
 class Timeline(Lifetimes):
@@ -248,12 +247,8 @@ class Timeline(Lifetimes):
         first, shift = part.first, len(self.sizes) - part.first
         if given:
             self._end(part, given, first, shift, before)
-        elif first:
-            self.events += [
-                e + shift if e >= 0 else e - shift if ~e >= first else e - before for e in part.events
-            ]  # fmt: skip
         else:
-            self.events += [e + shift if e >= 0 else e - shift for e in part.events]
+            self.events += [e + shift if e >= 0 else e - shift if ~e >= first else e - before for e in part.events]
         allocated = part.allocated_count
         self.sizes += [size.nbytes for _, size in kinds[first : first + allocated]]
         if self.stream:

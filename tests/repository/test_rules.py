@@ -252,7 +252,6 @@ SKIPPED = {
     "predict/abstract/step.py": 1,
     "predict/abstract/tensors.py": 1,
     "predict/speed/ops.py": 1,
-    "predict/timeline.py": 1,
     "predict/trace/card/standin.py": 1,
     "predict/trace/kernels/attention.py": 1,
     "reports/numbers.py": 1,

@@ -77,9 +77,10 @@ class Recorder:
         if self.ended:
             return
         event, at = Event(~serial, self.layer, self.moment), len(self.events)
-        marks = (self.split, *(place[0] for place in (*self.taken[-1:], *self.timed[-1:])))
-        while at > max(marks) and (before := self.events[at - 1]).serial < event.serial and before[1:] == event[1:]:
-            at -= 1
+        if at and self.events[-1].serial < event.serial:
+            least = max(self.split, *(place[0] for place in (*self.taken[-1:], *self.timed[-1:])), 0)
+            while at > least and (before := self.events[at - 1]).serial < event.serial and before[1:] == event[1:]:
+                at -= 1
         self.events.insert(at, event)
 
     @property
@@ -225,9 +226,10 @@ class Structure(NamedTuple):
     streams: Mapping[int, int] = MappingProxyType({})  # of allocations off the default one
 
     def sized(self, timeline: Timeline) -> Passage:
-        known = {kind: (kind[0], timeline.size(*kind[1])) for kind in set(self.kinds)}
-        kinds = [known[kind] for kind in self.kinds]
-        return Passage.of(self.events, kinds, self.moments, self.split, self.given, self.streams)
+        distinct = {id(kind): kind for kind in self.kinds}
+        known = {at: (kind[0], timeline.size(*kind[1])) for at, kind in distinct.items()}
+        kinds = [known[id(kind)] for kind in self.kinds]
+        return Passage(self.events, kinds, self.moments, self.split, self.given, self.streams)
 
 
 def unroll(recorder: Recorder, groups: Sequence[int], run: Sequence[int]) -> Structure:

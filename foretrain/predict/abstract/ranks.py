@@ -192,8 +192,8 @@ def _ended(later: Structure, kept: list[int]) -> Structure:
 def _let_go(passage: Passage, t: Timeline, *, as_views: bool) -> Passage:
     """Return a pass that ends the old bucket, the first of its `given`, when the first new one is full or viewed."""
     kinds = [(BUCKETS, t.size(4, "P")), *passage.kinds]
-    events = [event + 1 if event >= 0 else event - 1 for part in passage.parts for event in part.events]
-    split = len(passage.parts[0].events)
+    events = [event + 1 if event >= 0 else event - 1 for event in passage.events]
+    split = passage.split
     ready, at = 0, len(events)
     for place in range(split, len(events)):
         serial = ~events[place] if as_views else events[place]
@@ -204,4 +204,4 @@ def _let_go(passage: Passage, t: Timeline, *, as_views: bool) -> Passage:
                 break
     moments = [*passage.moments[:at], passage.moments[at - 1], *passage.moments[at:]]
     streams = {n + 1: on for n, on in passage.streams.items()}
-    return Passage.of([*events[:at], ~0, *events[at:]], kinds, moments, split, passage.given + 1, streams)
+    return Passage([*events[:at], ~0, *events[at:]], kinds, moments, split, passage.given + 1, streams)

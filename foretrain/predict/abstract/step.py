@@ -131,7 +131,7 @@ class EagerProgram(Remains):
         found = _structures.get(key)
         if found is None:
             found = self.ranks.structure(partial(self._unrolled, saving), state)
-            if found.any_size or self.OF_ITS_SIZES:
+            if self.OF_ITS_SIZES or found.any_size:
                 _remember(_structures, key, found)
         return found
 
@@ -155,7 +155,7 @@ class EagerProgram(Remains):
         found = _recorders.get(key)
         if found is None:
             found = self._recorded(saving, state)
-            if found.any_size or self.OF_ITS_SIZES:
+            if self.OF_ITS_SIZES or found.any_size:
                 _remember(_recorders, key, found)
                 if self.KERNELS and self.ranks.key is None:
                     _remember(_alike, (self._kernels_of(saving), self.run), found)

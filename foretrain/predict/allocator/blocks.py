@@ -145,13 +145,6 @@ class Pool:
         position = bisect_left(order, (stream << BITS | size) << BITS)
         return position if position < len(order) and order[position] >> 2 * BITS == stream else None
 
-    def take(self, size: int, stream: int) -> Block | None:
-        order = self.order
-        position = bisect_left(order, (stream << BITS | size) << BITS)
-        if position == len(order) or order[position] >> 2 * BITS != stream:
-            return None
-        return self.blocks.pop(order.pop(position) & LOW)
-
     def at(self, position: int) -> Block:
         return self.blocks[self.order[position] & LOW]
 

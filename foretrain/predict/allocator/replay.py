@@ -99,7 +99,7 @@ def replay(
         lifetimes, Allocator(settings, limit_bytes, physical=physical, cap_bytes=cap_bytes, addresses=addresses)
     )
     allocator, events, emptied = player.allocator, lifetimes.events, set(lifetimes.emptied)
-    play = player.play
+    plainly = watch is None and allocator.is_plain and not (emptied or lifetimes.streams or lifetimes.used_on)
     peaks: dict[str, PhasePeak] = {}
     whole = (0, 0, 0)
     failure = error = None
@@ -117,10 +117,15 @@ def replay(
         highest, highest_at = allocator.allocated_bytes, start - 1
         position = start
         try:
-            for position in range(start, end):
+            if plainly:
+                highest, at, last, ended = allocator.play(events[start:end], lifetimes.sizes, player.blocks)
+                highest_at, position = start + at, start + last
+                if ended is not None:
+                    raise ended
+            for position in () if plainly else range(start, end):
                 if emptied and position in emptied:
                     empty(position)
-                block = play(events[position])
+                block = player.play(events[position])
                 if allocator.allocated_bytes > highest:
                     highest, highest_at = allocator.allocated_bytes, position
                 if watch is not None:

@@ -19,7 +19,10 @@ Not modelled: MemPools, cudaMallocAsync. Between free blocks of one size the low
 segments as the installed torch does, by default.
 """
 
-from foretrain.predict.allocator.blocks import GRAPH_POOL, Addresses, Block, Pool, usual
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+
+from foretrain.predict.allocator.blocks import BITS, GRAPH_POOL, LOW, Addresses, Block, Pool, usual
 from foretrain.predict.allocator.expandable import ExpandableSegments
 from foretrain.predict.allocator.settings import MIN_LARGE_ALLOC_BYTES, Settings
 
@@ -86,8 +89,8 @@ class Allocator:
         self._cap_bytes = _lowest(cap_bytes, None if physical else limit_bytes)
         self.collects = self.settings.garbage_collection_threshold > 0 and self._cap_bytes is not None
         self._expandable = ExpandableSegments(self) if self.settings.expandable_segments else None
-        self._rounds_plainly = not self.settings.roundup_power2_divisions
-        self._finds_plainly = self.settings.max_split_is_unlimited and self._expandable is None and not self.collects
+        self.is_plain = self.settings.max_split_is_unlimited and not self.settings.roundup_power2_divisions
+        self.is_plain = self.is_plain and self._expandable is None and not self.collects
 
     def malloc(self, nbytes: int, stream: int = 0) -> Block | None:
         """Return a block on a stream; None for 0 bytes. Raises OutOfMemory, and ValueError below 0."""
@@ -97,14 +100,10 @@ class Allocator:
             return None
         if self._pending:
             self._process_events()
-        size = -(-nbytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES if self._rounds_plainly else self.round(nbytes)
+        size = self.round(nbytes)
         pool = self.small if size <= SMALL_BYTES else self.large
-        # As `_find` does without settings; a replay makes hundreds of thousands of these.
-        block = pool.take(size, stream) if self._finds_plainly else self._find(pool, size, stream)
-        if block is None:
-            block = self._obtain(pool, size, stream, nbytes)
-        left = block.size - size
-        if left and ((pool.small or left > SMALL_BYTES) if self._finds_plainly else self._should_split(block, size)):
+        block = self._find(pool, size, stream) or self._obtain(pool, size, stream, nbytes)
+        if (left := block.size - size) and self._should_split(block, size):
             rest = Block(block.ptr + size, left, pool, stream)  # alloc_found_block
             block.insert_after(rest)
             block.size = size
@@ -118,6 +117,65 @@ class Allocator:
         if self.allocated_bytes > self.peak_allocated_bytes:
             self.peak_allocated_bytes = self.allocated_bytes
         return block
+
+    def play(
+        self, events: Sequence[int], sizes: Sequence[int], blocks: dict[int, Block | None]
+    ) -> tuple[int, int, int, OutOfMemory | None]:
+        """Allocate and free as `malloc` and `free` do where `is_plain`, in one loop for a hundred thousand events.
+        `blocks`: those in use. Return the most allocated bytes, where (-1: before all), the end, and what ended it."""
+        allocated = highest = self.allocated_bytes
+        requested, most = self.requested_bytes, self.peak_requested_bytes
+        highest_at, position, error = -1, -1, None
+        for position, event in enumerate(events):
+            if event < 0:
+                if (block := blocks.pop(~event)) is None:
+                    continue
+                allocated -= block.size
+                requested -= block.requested
+                block.used, block.requested = False, 0
+                pool = block.pool
+                for other in (block.prev, block.next):
+                    if other is not None and not other.used:
+                        del pool.order[bisect_left(pool.order, other.size << BITS | other.ptr)]
+                        del pool.blocks[other.ptr]
+                        block.absorb(other)
+                insort(pool.order, block.size << BITS | block.ptr)
+                pool.blocks[block.ptr] = block
+                continue
+            if not (nbytes := sizes[event]):
+                blocks[event] = None
+                continue
+            size = -(-nbytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
+            pool = self.small if size <= SMALL_BYTES else self.large
+            place = bisect_left(pool.order, size << BITS)
+            if place < len(pool.order):
+                block = pool.blocks.pop(pool.order.pop(place) & LOW)
+            else:
+                self.allocated_bytes = allocated
+                try:
+                    block = self._obtain(pool, size, 0, nbytes)
+                except OutOfMemory as refused:
+                    error = refused
+                    break
+            left = block.size - size
+            if left > SMALL_BYTES or (left and pool.small):
+                rest = Block(block.ptr + size, left, pool)
+                block.insert_after(rest)
+                block.size = size
+                insort(pool.order, left << BITS | rest.ptr)
+                pool.blocks[rest.ptr] = rest
+            block.used, block.requested = True, nbytes
+            blocks[event] = block
+            requested += nbytes
+            if requested > most:
+                most = requested
+            allocated += block.size
+            if allocated > highest:
+                highest, highest_at = allocated, position
+        self.active = {block.ptr: block for block in blocks.values() if block is not None}
+        self.allocated_bytes, self.requested_bytes, self.peak_requested_bytes = allocated, requested, most
+        self.peak_allocated_bytes = max(self.peak_allocated_bytes, highest)
+        return highest, highest_at, position, error
 
     def record_stream(self, block: Block | None, stream: int) -> None:
         """Record another stream's use of a block (recordStream). Raises ValueError for a block that is not in use."""
@@ -145,15 +203,9 @@ class Allocator:
         """free_block: it joins its free neighbours."""
         self.requested_bytes -= block.requested
         block.used, block.requested = False, 0
-        pool, before, after = block.pool, block.prev, block.next
-        # `merge` of neighbours of one segment, which are of one pool.
-        if before is not None and not before.used and before.mapped:
-            pool.remove(before)
-            block.absorb(before)
-        if after is not None and not after.used and after.mapped:
-            pool.remove(after)
-            block.absorb(after)
-        pool.add(block)
+        self.merge(block, block.prev)
+        self.merge(block, block.next)
+        block.pool.add(block)
 
     def _process_events(self) -> None:
         """process_events: no other stream uses pending blocks any more."""

@@ -19,15 +19,15 @@ FUSIBLE = RECOMPUTABLE | {RANDOM}
 
 class Node:
     __slots__ = (
-        "component", "constants", "dtype", "index", "inputs", "item", "kind", "layer", "moment", "must_save", "name",
-        "nbytes", "recompute",
-        "region",
-        "shape", "static", "users",
+        "base", "component", "constants", "dtype", "index", "inputs", "item", "kind", "layer", "moment", "must_save",
+        "name", "nbytes", "numel", "recompute", "region", "shape", "static", "users",
     )  # fmt: skip
 
     def __init__(self, name: str, kind: int, inputs: tuple["Node", ...], shape: tuple[int, ...], dtype: DType) -> None:
         self.name, self.kind, self.inputs, self.shape, self.dtype = name, kind, inputs, shape, dtype
-        self.nbytes = dtype.itemsize * elements(shape)
+        self.numel = elements(shape)
+        self.nbytes = dtype.itemsize * self.numel
+        self.base: Node = inputs[0].base if kind == VIEW else self
         self.users: list[Node] = []
         self.constants: frozenset[Any] = frozenset()  # among its inputs
         self.index = 0
@@ -40,13 +40,6 @@ class Node:
 
     def __repr__(self) -> str:
         return f"{self.name}{self.index}{list(self.shape)}"
-
-    @property
-    def base(self) -> "Node":
-        node = self
-        while node.kind == VIEW:
-            node = node.inputs[0]
-        return node
 
 
 def compiler() -> "Compiler":
@@ -65,7 +58,8 @@ class Graph:
         self, name: str, kind: int, inputs: Sequence[Node], shape: Sequence[int], dtype: DType, *detail: Any
     ) -> Node:
         """Return the node of an operation, an existing one if it is the same."""
-        machine, inputs, shape = compiler(), tuple(inputs), tuple(shape)
+        machine: Any = m.machine()
+        inputs, shape = tuple(inputs), tuple(shape)
         key = (name, kind, inputs, shape, dtype, detail)
         if kind != RANDOM and (known := self._known.get(key)) is not None:
             return known
@@ -137,10 +131,11 @@ def node_of(x: Tensor) -> Node:
 
 
 def emit(name: str, kind: int, inputs: Sequence[Tensor], shape: Sequence[int], dtype: DType, *detail: Any) -> Traced:
-    if m.machine() is None:  # while a model is built
+    on: Any = m.machine()
+    if on is None:  # while a model is built
         return m.allocate(shape, dtype)  # type: ignore[return-value]
-    node = compiler().graph.add(name, kind, [node_of(x) for x in inputs], shape, dtype, *detail)
-    return Traced(node, shape)
+    nodes = [x.value if isinstance(x, Traced) else on.given(x) for x in inputs]
+    return Traced(on.graph.add(name, kind, nodes, shape, dtype, *detail), shape)
 
 
 def item(of: Node, number: int, shape: Sequence[int], dtype: DType, strides: Sequence[int] | None = None) -> Traced:

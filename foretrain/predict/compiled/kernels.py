@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from foretrain.predict.abstract.passage import OUTSIDE, Recorder
-from foretrain.predict.abstract.tensors import Storage, elements
+from foretrain.predict.abstract.tensors import Storage
 from foretrain.predict.compiled.graph import (
     EXTERN,
     INPUT,
@@ -46,7 +46,7 @@ class Kernel:
 
     @property
     def work(self) -> int:
-        return max(_elements(node) for node in self.members)
+        return max([_elements(node) for node in self.members])
 
     @property
     def key(self) -> Any:
@@ -108,20 +108,20 @@ class Half:
 
     def _realize(self) -> None:
         self.reads: dict[Node, dict[Node, None]] = {}  # in the order in which they are read
-        inside: dict[Node, frozenset[Any]] = {}  # what is done to compute one element
+        inside: dict[Node, set[Any]] = {}  # what is done to compute one element
         self.matmuls: set[Node] = set()  # sums that are one kernel with a matmul
         self.kept: dict[Node, None] = {}
         for node in self.nodes:
             if node.kind == VIEW:
                 continue
             found: dict[Node, None] = {}
-            done = frozenset({node, *((node.dtype, str(each)) for each in node.constants)})
+            done = {node, *((node.dtype, str(each)) for each in node.constants)}
             for each in node.inputs:
                 before = each.base
                 # Random numbers are read from memory, too (inductor_prims.random).
                 if before in self.kept or before not in self.reads or before.kind == RANDOM:
                     found[before] = None
-                    done |= {before}
+                    done.add(before)
                 else:
                     found |= self.reads[before]
                     done |= inside[before]
@@ -133,10 +133,10 @@ class Half:
                 self.reads[node] = {each: None for each in found if each is not product} | self.reads[product]
                 self.matmuls.add(node)
             if (
-                node.kind in (EXTERN, REDUCTION, ITEM) or node in self.wanted
-                or any(user.kind == EXTERN or self._adds_to(user) for user in users)
-                or (len(users) > 1 and len(found) > READS_TWICE) or len(found) > READS
+                node.kind in (EXTERN, REDUCTION, ITEM) or node in self.wanted or len(found) > READS
+                or (len(users) > 1 and len(found) > READS_TWICE)
                 or (node.kind == POINTWISE and len(done) > OPERATIONS)
+                or any(user.kind == EXTERN or self._adds_to(user) for user in users)
             ):  # fmt: skip
                 self.kept[node] = None
 
@@ -151,7 +151,7 @@ class Half:
 
         shared: dict[tuple[int, int, Node], Node] = {}
         for node in self.kept:
-            before = max((depth.get(each, 0) for each in self.reads[node]), default=0)
+            before = max([depth.get(each, 0) for each in self.reads[node]], default=0)
             depth[node] = before + self._runs_alone(node)
             leader[node] = node
             if node.kind == ITEM:
@@ -167,7 +167,7 @@ class Half:
                 continue
             work = _elements(node)
             for each in self.reads[node]:
-                if _size(each) == work and work > 1:
+                if each.numel == work and work > 1:
                     other = shared.setdefault((before, work, each), node)
                     leader[find(node)] = find(other)
         members: dict[Node, list[Node]] = defaultdict(list)
@@ -175,11 +175,15 @@ class Half:
             members[find(node)].append(node)
         self.groups = [self._kernel(each) for each in members.values()]
         self._join_independent()
+        readers: dict[Node, list[Node]] = defaultdict(list)
+        for node in self.kept:
+            for each in self.reads[node]:
+                readers[each].append(node)
         for group in self.groups:
             group.writes = [
                 node for node in group.members
                 if not (node.kind == EXTERN and any(user.kind == ITEM for user in self.users[node]))
-                and (node in self.wanted or any(reader not in group.own for reader in self._readers(node)))
+                and (node in self.wanted or any(reader not in group.own for reader in readers[node]))
             ]  # fmt: skip
 
     def _kernel(self, members: list[Node]) -> Kernel:
@@ -195,7 +199,7 @@ class Half:
         for i, group in enumerate(self.groups):
             if not group.extern:
                 for node in group.reads:
-                    if _size(node) == group.work > 1:
+                    if node.numel == group.work > 1:
                         readers[node, _over_rows(group.first)].append(i)
         shared = [numbers for numbers in readers.values() if len(numbers) > 1]
         if not shared:
@@ -250,14 +254,6 @@ class Half:
                 return self.replaced(old, ended, kernel) if passing else old
         return None
 
-    def _readers(self, node: Node) -> Iterable[Node]:
-        if not hasattr(self, "_read_by"):
-            self._read_by: dict[Node, list[Node]] = defaultdict(list)
-            for each in self.kept:
-                for read in self.reads[each]:
-                    self._read_by[read].append(each)
-        return self._read_by[node]
-
     def _order(self) -> list[Kernel]:
         position = {node: i for i, node in enumerate(self.nodes)}
         by_node = {node: group for group in self.groups for node in group.members}
@@ -282,10 +278,6 @@ class Half:
         return found
 
 
-def _size(node: Node) -> int:
-    return elements(node.shape)
-
-
 def _over_rows(node: Node) -> bool:
     """Return whether it sums over rows, as a bias's gradient does: in a kernel of its own."""
     if node.kind != REDUCTION or not node.inputs:
@@ -295,9 +287,7 @@ def _over_rows(node: Node) -> bool:
 
 
 def _elements(node: Node) -> int:
-    if node.kind == REDUCTION and node.inputs:
-        return _size(node.inputs[0])
-    return _size(node)
+    return node.inputs[0].numel if node.kind == REDUCTION and node.inputs else node.numel
 
 
 # What is alive while a graph's kernels run, written into a recorder. torch/_inductor/codegen/wrapper.py, AllocateLine

@@ -11,6 +11,7 @@ INFINITE = 1 << 62
 FAR = 1 << 30
 REDUCES_BY = 4  # how much smaller a result is that is kept
 LONGEST_CHAIN = 100  # of operations that may be fused
+FARTHER = [1.1 ** max(distance, 1) for distance in range(101)]
 
 
 def _fusible(a: Node, b: Node) -> bool:
@@ -127,7 +128,7 @@ class Partition:
     def _worth(self, node: Node) -> int:
         if node.kind == INPUT and node.static:
             return 0
-        worth = int(node.nbytes * 1.1 ** max(min(self.distance[node], 100), 1))
+        worth = int(node.nbytes * FARTHER[min(self.distance[node], 100)])
         materialized = node.kind == INPUT or not all(_fusible(node, user) for user in node.users)
         return worth if materialized else 2 * worth
 

@@ -82,7 +82,7 @@ class Walk:
 
     def part(self, number: int) -> None:
         t, passage = self.t, self.passage
-        at = len(passage.parts[0].events) if number else 0
+        at = passage.split if number else 0
         for event in passage.parts[number].events:
             t.at(passage.moments[at])
             for changed in self.timed.get(at, ()):

@@ -86,7 +86,8 @@ class Lettered:
 
     def __getattr__(self, name: str) -> Any:
         value, letter = getattr(self._facts, name), LETTERS.get(name)
-        return Dim(value, 1, (letter,)) if letter and value else value
+        found = self.__dict__[name] = Dim(value, 1, (letter,)) if letter and value else value
+        return found
 
 
 class Program:

@@ -340,7 +340,7 @@ def test_a_table_that_is_another_model_is_refused(more: str, problem: str, tmp_p
 
 def test_a_table_without_a_value_for_a_size_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("model: {n_layer: , n_head: 6, n_embd: 384}\nloss: .nan\n")
-    with pytest.raises(ConfigError, match="n_layer = None .*: must be a whole number") as error:
+    with pytest.raises(ConfigError, match=r"n_layer = None .*: must be a whole number") as error:
         resolve([str(tmp_path / "run.yaml")])
     assert len(error.value.problems) == 1
 

@@ -1,4 +1,4 @@
-"""What this machine has for each command, and what is missing, with the command that cures it. No torch is imported."""
+"""What this machine has for each command, and what is missing, with the command that cures it."""
 
 import contextlib
 import importlib.util
@@ -15,6 +15,7 @@ from typing import Any, Literal
 from foretrain.base.errors import UserError
 from foretrain.base.installation import cache_folder, installed
 from foretrain.base.process_memory import system
+from foretrain.base.processes import starts
 from foretrain.base.records import Record
 from foretrain.base.units import GIB
 from foretrain.hardware.card import Cards
@@ -79,6 +80,7 @@ class Machine:
     version: Callable[[str], str] = installed
     find: Callable[[str], str | None] = shutil.which
     torch_cuda: Callable[[], tuple[int, ...]] = torch_cuda
+    starts: Callable[[str], bool] = starts
     name_of: Callable[[int], str] = lambda pid: system().Process(pid).name()
     free_bytes: Callable[[Path], int] = lambda path: shutil.disk_usage(path).free
     memory: Callable[[], tuple[int | None, int]] = lambda: (available_memory_bytes(), total_memory_bytes())
@@ -126,6 +128,8 @@ def _torch(here: Machine, cards: Cards) -> Iterator[Check]:
     values = {"version": version, "cuda": "{}.{}".format(*cuda) if cuda else "", "name": card.name if card else "CPU"}
     if not version:
         yield _check("no_torch", "pip install 'foretrain[train]'")
+    elif not here.starts("torch"):
+        yield _check("torch_broken", "python -c 'import torch'", **values)
     elif not cuda:
         yield _check("torch_blind", cure, **values) if card else _check("torch_cpu", **values)
     elif card and has and has[0] < cuda[0]:

@@ -86,6 +86,9 @@ PACKAGE = Path(__file__).parents[1]
 def unexpected_error(error: BaseException) -> UserError:
     if isinstance(error, MemoryError):
         return UserError("memory.computer")
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    if any(frame.f_globals.get("__name__") == "torch" and frame.f_code.co_name == "<module>" for frame in frames):
+        return UserError("environment.verify_torch", torch=installed("torch"))
     name, where, path = type(error).__name__, _where(error), _write_traceback(error)
     if path is None:
         return UserError("internal.bug_unwritten", type=name, where=where)

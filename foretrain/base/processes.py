@@ -250,6 +250,15 @@ def finished(module: str, *words: str, most_s: float) -> subprocess.CompletedPro
     )  # fmt: skip
 
 
+def starts(module: str, most_s: float = 120.0) -> bool:
+    """Return whether a module can be imported, in a process of its own."""
+    words = [sys.executable, "-P", "-c", f"import {module}"]
+    try:
+        return not subprocess.run(words, capture_output=True, timeout=most_s, check=False, env=variables()).returncode
+    except subprocess.TimeoutExpired:
+        return False
+
+
 def send(process: subprocess.Popen[Any], number: int) -> None:
     """Signal a process and all that it started; where there are no groups, end the process."""
     with contextlib.suppress(ProcessLookupError, PermissionError):

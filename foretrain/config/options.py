@@ -35,7 +35,7 @@ class RunConfig(Record):
     )
     n_layer: int = option(
         12, "transformer blocks", group="model", unit="blocks", least=1, most=256,
-        affects=EVERYTHING, on_resume="refuses", reference="near", from_weights=True, largest=(1, 512),
+        affects=EVERYTHING, on_resume="refuses", reference="near", from_weights=True, largest=(1, 256),
         basic=1, slider=(1, 64, "each"),
     )
     n_head: int = option(

@@ -1,6 +1,7 @@
 """A bug of foretrain's own is one sentence and a file, in every command, on the page and in every child process."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -16,10 +17,11 @@ from starlette.testclient import TestClient
 
 from foretrain import cli
 from foretrain.base import bugs
+from foretrain.base.processes import starts
 from foretrain.cli.command import Group
 from foretrain.web import calls, child, routes
 from foretrain.web.guard import TOKEN_HEADER
-from tests.kit.command import foretrain
+from tests.kit.command import REPO, foretrain
 
 
 def broken(*args: object, **more: object) -> NoReturn:
@@ -102,6 +104,17 @@ def test_a_name_that_no_file_can_have_is_not_called_a_bug(words: tuple[str, ...]
 def test_no_memory_left_is_not_called_a_bug() -> None:
     found = bugs.unexpected_error(MemoryError())
     assert (found.id, int(found.exit_code)) == ("memory.computer", 5)
+
+
+def test_a_torch_that_does_not_start_is_not_called_a_bug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise OSError('libcudart.so: cannot open shared object file')")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(REPO)]))
+    ended = foretrain("export", "run", apart=True, code=4)
+    assert ended.stderr.startswith("error: torch ")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert not starts("torch")
+    assert starts("json")
 
 
 def test_a_thread_that_fails_says_one_sentence(

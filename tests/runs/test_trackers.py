@@ -11,7 +11,7 @@ import struct
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -566,3 +566,16 @@ def test_a_password_in_an_address_is_not_reported() -> None:
     assert without_secrets("https://me:secret@host/set?X-Signature=abc") == "https://host/set"
     assert without_secrets("s3://bucket/set") == "s3://bucket/set"
     assert without_secrets("my data/set") == "my data/set"
+
+
+def test_a_folder_that_goes_while_it_is_searched_is_no_bug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    glob = Path.glob
+
+    def gone(path: Path, pattern: str) -> Iterator[Path]:
+        if "tfevents" in pattern:
+            raise FileNotFoundError(2, "No such file or directory", "/proc/7")
+        return glob(path, pattern)
+
+    monkeypatch.setattr(Path, "glob", gone)
+    ended = command("explain", str(tmp_path))
+    assert ended.stderr.startswith(f"error: {tmp_path}: cannot be read")

@@ -1,5 +1,6 @@
 """TensorBoard: event files in the run's own folder, by its own library; values are float32."""
 
+import contextlib
 import importlib
 import json
 import logging
@@ -79,8 +80,9 @@ class TensorBoard(Tracker):
 def _folders(path: Path) -> list[Path]:
     """Return the folders with event files: this one, or else those down to three levels below it."""
     for level in ("", "*/", "*/*/", "*/*/*/"):
-        if found := {file.parent for file in path.glob(f"{level}{_FILE}*")}:
-            return sorted(found)
+        with contextlib.suppress(FileNotFoundError):  # a folder of /proc goes meanwhile
+            if found := {file.parent for file in path.glob(f"{level}{_FILE}*")}:
+                return sorted(found)
     return []
 
 

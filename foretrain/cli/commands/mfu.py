@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from foretrain.analysis.log_checks import SCHEMA, utilization
-from foretrain.app.plan import targets, with_dataset
+from foretrain.app.plan import Cards, with_dataset
 from foretrain.base.errors import UserError
 from foretrain.base.quantities import parse_clock_ghz, parse_rate, parse_seconds, read
 from foretrain.cli import planning as options
@@ -41,7 +41,7 @@ def mfu_command(words: list[str], tokens_per_s: str, step_time: str, gpu: str, c
     resolved = resolve(words)
     print_notes(resolved.notes, quiet=as_json)
     config = with_dataset(resolved)
-    found = targets(gpu, "", config)
+    found = Cards(gpu=gpu).targets(config)
     if len(found) > 1:
         raise UserError("usage.one_speed", option="--tokens-per-s" if tokens_per_s else "--step-time", count=len(found))
     used = utilization(config, found[0].gpu, step_s or config.tokens_per_step / rate, clock_ghz=clock_ghz)

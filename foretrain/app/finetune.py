@@ -27,27 +27,25 @@ from foretrain.hardware.catalogue import Gpu, stated_bytes
 from foretrain.predict.finetune.plan import FineTunePlan, check_exact, plan, replanned, timed
 from foretrain.predict.finetuning import FineTuning, of_plan
 from foretrain.predict.forecast import Forecast
-from foretrain.predict.timing import PRICES, Prices
+from foretrain.predict.timing import Prices
 
 
 @dataclass(frozen=True)
 class FineTuneQuestion:
-    """A model, how it is trained, notes, prices as typed (`costs`), and where each option is from."""
+    """A model, how it is trained, a config with the prices that were typed, notes, and where each option is from."""
 
     source: ModelSource
     tune: FineTune
     notes: tuple[Note, ...] = ()
-    prices: Prices = PRICES
+    costs: ResolvedConfig = field(default_factory=lambda: resolve([]))
     origins: Mapping[str, str] = field(default_factory=dict)
-    costs: Mapping[str, str] = field(default_factory=dict)
     unplanned: Mapping[str, Bound] = field(default_factory=dict)
 
 
 def question(source: str, words: Sequence[str] = (), known: ModelSource | None = None) -> FineTuneQuestion:
     """Read a model, or a trainer's file, with words of the command line over it. Raises UserError."""
     model, tune, reading = read_finetune(source, words, known)
-    prices = Prices.of(costs_in(reading.costs).config)
-    return FineTuneQuestion(model, tune, reading.notes, prices, reading.origins, reading.costs, reading.unplanned)
+    return FineTuneQuestion(model, tune, reading.notes, costs_in(reading.costs), reading.origins, reading.unplanned)
 
 
 def costs_in(costs: Mapping[str, str]) -> ResolvedConfig:
@@ -64,7 +62,7 @@ def plan_question(
     target = devices.checked(gpu, stated or 0) if isinstance(gpu, Gpu) else devices.target(gpu, stated)
     if target.gpu.kind != "cuda" or not target.gpu.is_trained_on:
         raise UserError("usage.finetune_needs_cuda", gpu=target.gpu.name)
-    others, prices = target.used_by_others_bytes, asked.prices
+    others, prices = target.used_by_others_bytes, Prices.of(asked.costs.config)
     unplanned = asked.unplanned
     found = plan(asked.source, asked.tune, target.gpu, used_by_others_bytes=others, prices=prices, unplanned=unplanned)
     found = found.model_copy(update={"notes": (*asked.notes, *found.notes)})
@@ -93,7 +91,7 @@ def in_memory(source: Any, words: Sequence[str]) -> FineTuneQuestion:
         values = {**read.model_dump(exclude={"batch_size", "seq_len"}), **values}  # a model says neither
     else:
         model = live.planned_config(source)
-    return FineTuneQuestion(model, asked(model, values), prices=Prices.of(costs_in(others).config), costs=others)
+    return FineTuneQuestion(model, asked(model, values), costs=costs_in(others))
 
 
 def changed(found: Forecast, **options: Any) -> Forecast:
@@ -152,9 +150,10 @@ class FineTuningRequest(Request):
         if largest and traced:
             raise UserError("usage.finetune_largest_alone", option="--exact")
 
+    @property
     def costs(self) -> ResolvedConfig:
-        return costs_in(self.asked.costs)
+        return self.asked.costs
 
     def forecast_on(self, place: Any, costs: ResolvedConfig, step_s: float | None, mfu: float | None) -> Forecast:
-        asked = replace(self.asked, prices=Prices.of(costs.config))
+        asked = replace(self.asked, costs=costs)
         return of_plan(plan_question(asked, place.gpu, place.used_by_others_bytes, step_s), asked.source)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from foretrain.app.limits import Limits
-from foretrain.app.plan import Cards, resolved_of, targets, words_of_cards
+from foretrain.app.plan import Cards, resolved_of, words_of_cards
 from foretrain.app.request import Request
 from foretrain.base.errors import ConfigError, UserError
 from foretrain.base.messages import listed
@@ -35,7 +35,7 @@ def runnable_models(words: Sequence[str], cards: Cards) -> RunnableModels | None
         return None
     if asked.on_host or asked.split:
         raise UserError("usage.inference_no_model", models=listed([*list(models())[:12], "…"]))
-    target, *more = targets(cards.gpu, cards.others, RunConfig())
+    target, *more = cards.targets(RunConfig())
     if more:
         raise UserError("usage.one_card", count=len(more) + 1)
     sources = [find_source(name) for name in models()]
@@ -104,6 +104,7 @@ class GenerationRequest(Request):
         if largest and largest not in ("batch", "context", *self.aliases):
             raise UserError("usage.inference_largest", value=largest[:40])
 
+    @property
     def costs(self) -> ResolvedConfig:
         return resolve([])
 

@@ -74,10 +74,15 @@ class Cards:
     card: Gpu | None = None  # in the place of a name
 
     def targets(self, config: RunConfig) -> list[Target]:
-        """Return the devices, each alone. Raises UserError."""
-        if self.card is None:
-            return targets(self.gpu, self.others, config)
-        return [devices.checked(self.card, stated_bytes(self.others, "--used-by-others") if self.others else 0)]
+        """Return the devices, each alone; "" and "auto" are this machine's. Raises UserError."""
+        stated = stated_bytes(self.others, "--used-by-others") if self.others else None
+        if self.card is not None:
+            return [devices.checked(self.card, stated or 0)]
+        wanted = [name.strip() for name in self.gpu.split(",") if name.strip()]
+        if len(wanted) > MOST_CARDS:
+            raise UserError("usage.too_many_cards", count=len(wanted), most=MOST_CARDS)
+        wanted = list(dict.fromkeys(wanted)) or [devices.HERE]
+        return [target_of(name, stated, config) for name in wanted]
 
     def clusters(self, config: RunConfig) -> list[Cluster]:
         """Return the cards that share a run, of each name so many. Raises UserError."""
@@ -100,16 +105,6 @@ def resolved_of(config: Config, options: Mapping[str, Any] = {}) -> ResolvedConf
     words = config if isinstance(config, list | tuple) else [str(config)]
     listed = {name: ",".join(map(str, each)) for name, each in options.items() if isinstance(each, list | tuple)}
     return resolve([*words, *(as_word(name, value) for name, value in (dict(options) | listed).items())])
-
-
-def targets(names: str, others: str, config: RunConfig, option: str = "--used-by-others") -> list[Target]:
-    """Return the devices of these names, "" and "auto" this machine's. Raises UserError."""
-    stated = stated_bytes(others, option) if others else None
-    wanted = [name.strip() for name in names.split(",") if name.strip()]
-    if len(wanted) > MOST_CARDS:
-        raise UserError("usage.too_many_cards", count=len(wanted), most=MOST_CARDS)
-    wanted = list(dict.fromkeys(wanted)) or [devices.HERE]
-    return [target_of(name, stated, config) for name in wanted]
 
 
 @lru_cache(maxsize=2)
@@ -139,8 +134,8 @@ def words_of_cards(cards: Cards, words: Sequence[str], vocabulary: Vocabulary) -
     found, *more = cards.clusters(RunConfig())
     own = [f"--world={found.world}", *([f"--per-node={found.per_node}"] if found.nodes > 1 else [])]
     links = ((name, getattr(cards, name)) for name in ("link", "network"))
-    alone = cards if more or cards.card else replace(cards, gpu=found.gpu.name)
-    return alone, [*own, *(f"--{name}={value}" for name, value in links if value)]
+    names = cards.gpu if more or cards.card else found.gpu.name
+    return replace(cards, gpus="", gpu=names), [*own, *(f"--{name}={value}" for name, value in links if value)]
 
 
 def make_plan(

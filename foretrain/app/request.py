@@ -12,14 +12,13 @@ from foretrain.base.errors import UserError
 from foretrain.base.installation import GPU_FILE_VARIABLE, Later
 from foretrain.base.records import Note
 from foretrain.config.option import Option
-from foretrain.config.options import OPTIONS, RunConfig
+from foretrain.config.options import OPTIONS
 from foretrain.config.presets import GPT2_SHAPES
 from foretrain.config.resolve import ResolvedConfig
 from foretrain.data.corpus import data_of_config
 from foretrain.data.dataset import DATA_DIR
 from foretrain.data.locate import MIX_SUFFIX
 from foretrain.hardware.catalogue import stated_bytes
-from foretrain.hardware.cluster import Cluster
 from foretrain.hardware.devices import CPU, HERE, Target
 
 if TYPE_CHECKING:
@@ -57,12 +56,10 @@ class Request:
         """Raise UserError for options that do not go together."""
         check_limits(limits, 1, bool(look) or traced or bool(largest))
 
+    @property
     def costs(self) -> ResolvedConfig:
         """Return a config with the run's prices."""
         raise NotImplementedError
-
-    def places(self, config: RunConfig) -> Sequence[Target | Cluster]:
-        return self.cards.targets(config)
 
     def forecast_on(self, place: Any, costs: ResolvedConfig, step_s: float | None, mfu: float | None) -> "Forecast":
         raise NotImplementedError
@@ -72,8 +69,8 @@ class Request:
     ) -> "list[Forecast]":
         """Return a forecast for each card. Raises UserError."""
         check_speed("--step-time", step_s)
-        costs = priced(self.costs(), limits)
-        found = self.places(costs.config)
+        costs = priced(self.costs, limits)
+        found = self.cards.clusters(costs.config) if self.cards.gpus else self.cards.targets(costs.config)
         if not self.compares_limits:
             check_limits(limits, len(found), traces=False)
             if len(found) > 1 and (step_s is not None or logged_mfu is not None):
@@ -84,9 +81,6 @@ class Request:
             own = replace(costs, config=costs.config.model_copy(update={"price_per_hour": rent}))
             made.append(self.forecast_on(place, own, step_s, logged_mfu))
         return made
-
-    def plans(self, limits: Limits = NO_LIMITS) -> list[Any]:
-        return [found.plan for found in self.forecasts(limits)]
 
 
 @dataclass(frozen=True)
@@ -136,11 +130,9 @@ class PretrainingRequest(Request):
             raise UserError("usage.finetune_largest_alone", option="--exact")
         super().check(limits, look=look, traced=traced, largest=largest)
 
+    @property
     def costs(self) -> ResolvedConfig:
         return self.resolved
-
-    def places(self, config: RunConfig) -> Sequence[Target | Cluster]:
-        return self.cards.clusters(config) if self.cards.gpus else super().places(config)
 
     def forecast_on(self, place: Any, costs: ResolvedConfig, step_s: float | None, mfu: float | None) -> "Forecast":
         if isinstance(place, Target):

@@ -19,11 +19,11 @@ from foretrain.base import files as bounded
 from foretrain.base.errors import UserError
 from foretrain.base.installation import Later
 from foretrain.base.messages import listed, say
+from foretrain.cli import printing as plan_print
+from foretrain.cli.answering import warn_of_backend
 from foretrain.cli.common import print_error, print_json, working
-from foretrain.cli.planning import printing as plan_print
-from foretrain.cli.planning.answering import warn_of_backend
-from foretrain.cli.planning.printing import document, screen
-from foretrain.cli.planning.reading import progress
+from foretrain.cli.printing import document, screen
+from foretrain.cli.reading import progress
 from foretrain.config import nanogpt_file, writer
 from foretrain.config.finetune.words import parse_words
 from foretrain.config.finetune.yaml_file import read_text_of

@@ -124,7 +124,7 @@ class LiveLine:
 
 
 class Status:
-    """A line on stderr that moves with what is being done now, on a terminal; what is done is told above it."""
+    """A line on stderr that moves with what is being done now, on a terminal."""
 
     def __init__(self) -> None:
         self._status: Any = None

@@ -18,6 +18,7 @@ from foretrain.predict.forecast import AnyPlan
 from foretrain.predict.memory import RunMemory
 from foretrain.predict.plan import Plan
 from foretrain.predict.ranks import ClusterPlan
+from foretrain.predict.timing import Prices
 from foretrain.reports.document import Message, cell_text
 from foretrain.reports.html import block_json, document_json
 from foretrain.reports.views import advice as advice_view
@@ -59,7 +60,7 @@ def _options(request: Any, plan: AnyPlan) -> dict[str, Any]:
     if isinstance(plan, Plan | ClusterPlan):
         return plan.config.model_dump(mode="json")
     if isinstance(plan, FineTunePlan):
-        return {**request.asked.tune.model_dump(mode="json"), **request.asked.prices.model_dump(mode="json")}
+        return {**request.asked.tune.model_dump(mode="json"), **Prices.of(request.costs.config).model_dump(mode="json")}
     return request.asked.model_dump(mode="json")
 
 

@@ -161,8 +161,8 @@ def start(no_exact: str, no_runs: str = "") -> dict[str, Any]:
 def plan(form: Form) -> Made:
     line = line_of(form)
     request = line.request()
-    (found,) = request.plans()
-    return 200, {**plan_json(request, found), "command": line.command()}
+    (found,) = request.forecasts()
+    return 200, {**plan_json(request, found.plan), "command": line.command()}
 
 
 def to_trace(form: Form) -> tuple[Request, Forecast]:
@@ -182,13 +182,13 @@ def traced(form: dict[str, Any], listen: Callable[[str], None]) -> dict[str, Any
 
 def advise(form: dict[str, Any]) -> dict[str, Any]:
     asked = Form.model_validate(form)
-    (found,) = line_of(asked).request().plans()
-    return advice_json(found, advise_plan(found, goal=asked.goal).top(MOST_CHANGES))
+    (found,) = line_of(asked).request().forecasts()
+    return advice_json(found.plan, advise_plan(found.plan, goal=asked.goal).top(MOST_CHANGES))
 
 
 def cards(form: Form) -> Made:
     """The same run on several devices, one card each. Raises UserError."""
-    return 200, cards_json(compared(form).request().plans())
+    return 200, cards_json([found.plan for found in compared(form).request().forecasts()])
 
 
 def read(found: Pasted) -> Made:

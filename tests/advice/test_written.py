@@ -12,7 +12,7 @@ import pytest
 from foretrain.advice.advisor import advise, short_list
 from foretrain.advice.record import Advices
 from foretrain.advice.rules import BY_ID
-from foretrain.app.plan import make_plan, targets
+from foretrain.app.plan import Cards, make_plan
 from foretrain.config import writer as config_writer
 from foretrain.config.finetune import writer as trainer_file
 from foretrain.config.finetune.read import settings_of
@@ -28,7 +28,7 @@ CARD = ("--gpu", "4070", "--used-by-others", "2.1GB")
 
 def planned(*words: str, gpu: str = "4070", others: str = "") -> Plan:
     resolved = resolve(words)
-    return make_plan(resolved, targets(gpu, others, resolved.config)[0])
+    return make_plan(resolved, Cards(gpu=gpu, others=others).targets(resolved.config)[0])
 
 
 @cache

@@ -25,7 +25,7 @@ from foretrain.base.cache import Cache
 from foretrain.base.errors import UserError
 from foretrain.base.messages import has
 from foretrain.base.units import GIB, MIB
-from foretrain.cli.planning.reading import with_trainer
+from foretrain.cli.reading import with_trainer
 from foretrain.config.checks import launched
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import resolve

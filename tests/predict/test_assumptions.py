@@ -83,7 +83,8 @@ def test_a_pasted_config_has_it_too() -> None:
     found = from_text(SHAKESPEARE_CHAR, "train_shakespeare_char.py")
     assert "vocab_size" not in found.sources  # so the form leaves it open
     form = Form(values={key: getattr(found.config, key) for key in found.sources})
-    (made,) = line_of(form).request().plans()
+    (found,) = line_of(form).request().forecasts()
+    made = found.plan
     assert made.config.vocab_size == 65
     assert [note.id for note in made.assumptions] == ["vocab_of_nanogpt"]
 

@@ -235,7 +235,6 @@ SKIPPED = {
     "analysis/forecast_check.py": 1,
     "analysis/log_checks.py": 1,
     "analysis/snapshot_analysis.py": 1,
-    "app/advise.py": 1,
     "app/run_report.py": 1,
     "app/train.py": 1,
     "cli/commands/data.py": 1,

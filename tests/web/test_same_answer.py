@@ -56,7 +56,8 @@ def unchanging(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_a_plan_of_the_page_is_the_terminals(kind: str) -> None:
     form = Form.model_validate(FORMS[kind])
     line = line_of(form)
-    (plan,) = line.request().plans()
+    (found,) = line.request().forecasts()
+    plan = found.plan
     answer = told(*shlex.split(line.command())[1:])
     del answer["advice"]
     assert json.dumps(json.loads(json.dumps(plan.to_json(schema=SCHEMA)))) == json.dumps(answer)
@@ -66,7 +67,8 @@ def test_a_plan_of_the_page_is_the_terminals(kind: str) -> None:
 def test_advice_of_the_page_is_the_terminals(kind: str) -> None:
     form = Form.model_validate({**FORMS[kind], "goal": "fit"})
     request, words = line_of(form).request(), shlex.split(line_of(form).command())[2:]
-    (plan,) = request.plans()
+    (found,) = request.forecasts()
+    plan = found.plan
     answer = told("advise", *words, "--goal", "fit", "--top", "100")
     assert json.loads(json.dumps(advise(plan, goal="fit").to_json(schema=ADVICE))) == answer
 

@@ -225,7 +225,8 @@ def test_datasets_are_looked_up_and_never_joined(tmp_path: Path, monkeypatch: py
     (tmp_path / "data" / "link").symlink_to(tmp_path / "outside")
 
     def tokens(name: str, count: str = "1") -> int | None:
-        (plan,) = line_of(Form(values={"dataset": name}, count=count)).request().plans()
+        (found,) = line_of(Form(values={"dataset": name}, count=count)).request().forecasts()
+        plan = found.plan
         return (plan.one_card if count != "1" else plan).work.dataset_tokens
 
     assert tokens("inside") == tokens("inside", "2") == 999

@@ -5,10 +5,23 @@ from pathlib import Path
 import click
 
 from foretrain.base.installation import Later
-from foretrain.cli import planning as options
-from foretrain.cli.command import OF_CONFIG, command, flag, json_option, option, quiet_option, words_argument
+from foretrain.cli.command import (
+    OF_CONFIG,
+    command,
+    flag,
+    gpu_option,
+    gpus_option,
+    json_option,
+    link_option,
+    network_option,
+    option,
+    others_option,
+    price_option,
+    quiet_option,
+    words_argument,
+)
 
-advising, reading = Later("foretrain.cli.advising"), Later("foretrain.cli.planning.reading")
+advising, reading = Later("foretrain.cli.advising"), Later("foretrain.cli.reading")
 
 EPILOG = """Examples:
 foretrain advise config/train_gpt2.py --gpu "RTX 4070" --used-by-others 2.1GB   (what makes nanoGPT fit?)
@@ -24,11 +37,11 @@ foretrain advise llama-3.3-70b --inference --weights q4_k_m --gpu 3090   (genera
 
 @command("advise", EPILOG, **OF_CONFIG)
 @words_argument
-@options.gpu
-@options.gpus
-@options.link
-@options.network
-@options.others
+@gpu_option
+@gpus_option
+@link_option
+@network_option
+@others_option
 @option(
     "--goal GOAL",
     "fit, speed, cost or quality (a lower loss in the same time). Default: fit if it does not fit, else speed.",
@@ -54,7 +67,7 @@ foretrain advise llama-3.3-70b --inference --weights q4_k_m --gpu 3090   (genera
     type=Path,
     group="questions",
 )
-@options.price
+@price_option
 @json_option
 @quiet_option
 @click.pass_context

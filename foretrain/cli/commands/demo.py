@@ -9,7 +9,7 @@ from rich.text import Text
 
 from foretrain.advice.asked import Asked
 from foretrain.advice.first_answer import first_answer
-from foretrain.app.plan import make_plan, targets
+from foretrain.app.plan import Cards, make_plan
 from foretrain.app.sample import sample
 from foretrain.app.train import need_torch
 from foretrain.base.files import replace_text
@@ -85,7 +85,7 @@ def _print_json(run: Path, comparison: dict[str, Any], unigram: float | None, re
 
 def _show_plan(resolved: ResolvedConfig) -> None:
     _heading("demo.plan")
-    made, asked = make_plan(resolved, targets("cpu", "", resolved.config)[0]), Asked(words=("baby",), quiet=True)
+    made, asked = make_plan(resolved, Cards(gpu="cpu").targets(resolved.config)[0]), Asked(words=("baby",), quiet=True)
     text.render_screen(first_view.screen(made, asked, first_answer(made, asked)), OUT)
     OUT.print(Text(say("demo.more"), style="dim"), soft_wrap=True)
 

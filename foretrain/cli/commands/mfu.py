@@ -3,11 +3,10 @@
 from collections.abc import Callable
 
 from foretrain.analysis.log_checks import SCHEMA, utilization
-from foretrain.app.plan import targets, with_dataset
+from foretrain.app.plan import Cards, with_dataset
 from foretrain.base.errors import UserError
 from foretrain.base.quantities import parse_clock_ghz, parse_rate, parse_seconds, read
-from foretrain.cli import planning as options
-from foretrain.cli.command import OF_CONFIG, command, json_option, option, words_argument
+from foretrain.cli.command import OF_CONFIG, command, gpu_option, json_option, option, words_argument
 from foretrain.cli.common import print_answer, print_notes
 from foretrain.config.resolve import resolve
 from foretrain.reports.views.log import utilization_document
@@ -22,7 +21,7 @@ foretrain mfu gpt2-124m --tokens-per-s 1.2M --gpu "H100 SXM5 80GB" --dtype bfloa
 @words_argument
 @option("--tokens-per-s RATE", "Measured tokens per second, such as 134k or 1.2M.", default="")
 @option("--step-time TIME", "Or the time of one optimizer step, such as 3.9 or 3900ms.", default="")
-@options.gpu
+@gpu_option
 @option(
     "--clock CLOCK",
     "Mean SM clock during the run, such as 2.63GHz (nvidia-smi --query-gpu=clocks.sm). Adds the shares "
@@ -41,7 +40,7 @@ def mfu_command(words: list[str], tokens_per_s: str, step_time: str, gpu: str, c
     resolved = resolve(words)
     print_notes(resolved.notes, quiet=as_json)
     config = with_dataset(resolved)
-    found = targets(gpu, "", config)
+    found = Cards(gpu=gpu).targets(config)
     if len(found) > 1:
         raise UserError("usage.one_speed", option="--tokens-per-s" if tokens_per_s else "--step-time", count=len(found))
     used = utilization(config, found[0].gpu, step_s or config.tokens_per_step / rate, clock_ghz=clock_ghz)

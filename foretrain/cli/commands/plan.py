@@ -5,12 +5,23 @@ from pathlib import Path
 import click
 
 from foretrain.base.installation import Later
-from foretrain.cli import planning as options
-from foretrain.cli.command import OF_CONFIG, command, flag, json_option, option, quiet_option, words_argument
-
-answering, printing, reading = (
-    Later(f"foretrain.cli.planning.{name}") for name in ("answering", "printing", "reading")
+from foretrain.cli.command import (
+    OF_CONFIG,
+    command,
+    flag,
+    gpu_option,
+    gpus_option,
+    json_option,
+    link_option,
+    network_option,
+    option,
+    others_option,
+    price_option,
+    quiet_option,
+    words_argument,
 )
+
+answering, printing, reading = (Later(f"foretrain.cli.{name}") for name in ("answering", "printing", "reading"))
 
 EPILOG = """Examples:
 foretrain plan gpt2-124m --gpu "RTX 4070" --used-by-others 2GB
@@ -41,11 +52,11 @@ foretrain plan --inference --context 16k --gpu 4070   (which models run there?)"
 
 @command("plan", EPILOG, **OF_CONFIG)
 @words_argument
-@options.gpu
-@options.gpus
-@options.link
-@options.network
-@options.others
+@gpu_option
+@gpus_option
+@link_option
+@network_option
+@others_option
 @option("--step-time", "Seconds per iteration from your log, for hours, MFU and energy.", type=float)
 @option("--logged-mfu", "The mfu that nanoGPT printed, in percent, for the step time.", type=float)
 @flag(
@@ -96,7 +107,7 @@ foretrain plan --inference --context 16k --gpu 4070   (which models run there?)"
     default="",
 )
 @flag("--show-config", "Print every option of the config, its value and its source, instead of a plan.")
-@options.price
+@price_option
 @option(
     "--co2",
     "Grams of CO2 per kWh of your electricity; see ourworldindata.org/grapher/carbon-intensity-electricity.",

@@ -8,10 +8,9 @@ from rich.text import Text
 
 from foretrain.app.plan import Cards
 from foretrain.base.errors import UserError
-from foretrain.cli import planning as shared
-from foretrain.cli.command import OF_CONFIG, argument, command, flag, json_option, option, quiet_option
+from foretrain.cli.command import OF_CONFIG, argument, command, flag, gpus_option, json_option, option, quiet_option
 from foretrain.cli.common import OUT, print_json, print_notes
-from foretrain.cli.planning.reading import check_cards, progress
+from foretrain.cli.reading import check_cards, progress
 from foretrain.config.resolve import WORDS
 from foretrain.reports import making
 
@@ -34,7 +33,7 @@ foretrain report llama-3.1-8b --inference --gpu 3060    (a plan of generating te
     nargs=-1,
     required=True,
 )
-@shared.gpus
+@gpus_option
 @option("--gpu", "Card for configs and logs; auto: the one the log names, or this machine's.", default="auto")
 @option("--used-by-others", "Memory used by other programs on the card, such as 2GB.", name="others", default="")
 @option("--price PRICE", "Rent per hour, such as 0.35/h.")

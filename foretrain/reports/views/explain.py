@@ -55,9 +55,9 @@ def _of_pretraining(found: Explanation, plan: Plan) -> list[Section]:
         "weights": weights, "share": weights / worst.allocated_bytes,
     }  # fmt: skip
     why = (Paragraph(Message(BECAUSE[found.because.id], found.because.values)),) if found.because else ()
-    said = (Paragraph(Message("explain.peak", values)), *why, *assumed(plan), sums_table(found.worst.sums))
+    answer = (Paragraph(Message("explain.peak", values)), *why, *assumed(plan), sums_table(found.worst.sums))
     alive = [Section(Message("explain.alive"), (_tensors(found.worst.tensors),))] if found.worst.tensors else []
-    return [Section(Message("explain.answer"), said), *alive]
+    return [Section(Message("explain.answer"), answer), *alive]
 
 
 def _phase(plan: FineTunePlan | InferencePlan, phase: ExplainedPhase) -> Section:

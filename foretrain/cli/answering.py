@@ -14,8 +14,8 @@ from foretrain.app.request import Request
 from foretrain.base.errors import UserError
 from foretrain.base.installation import Later
 from foretrain.base.messages import say
+from foretrain.cli import printing, reading
 from foretrain.cli.common import ERR, need_one_of, print_notes, working
-from foretrain.cli.planning import printing, reading
 from foretrain.hardware.catalogue import catalogue, stated_bytes
 from foretrain.predict.allocator.settings import driver_backend
 from foretrain.predict.forecast import AnyPlan, Forecast

@@ -111,7 +111,10 @@ def inputs_of(written: dict[str, Any], tune: FineTune) -> Inputs | None:
         return None
     found = _made(json.dumps(written, sort_keys=True), tune.model_copy(update={"seq_len": 1}).model_dump_json())
     if found and found.tokens and found.tokens + found.count > tune.seq_len:
-        raise StandInError(f"the pictures of a row are {found.tokens} tokens, and --seq-len is {tune.seq_len}")
+        longer = f"give --seq-len {found.tokens + found.count + 1} or more"
+        raise StandInError(
+            f"the pictures of a row are {found.tokens} tokens, and --seq-len is {tune.seq_len}: {longer}"
+        )
     return found
 
 

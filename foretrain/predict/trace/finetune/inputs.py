@@ -209,7 +209,8 @@ def _processor(config: Any, given: Any) -> tuple[Any, dict[str, Any]]:
 
 def _asked(config: Any, of: str) -> dict[str, Any]:
     """Return what a model's processor of all inputs asks of the one of pictures or sound."""
-    names: Any = transformers.models.auto.processing_auto.PROCESSOR_MAPPING_NAMES
+    auto: Any = transformers.models.auto
+    names = auto.processing_auto.PROCESSOR_MAPPING_NAMES
     with contextlib.suppress(ImportError):
         return dict(getattr(getattr(transformers, names.get(config.model_type) or "", None), of, None) or {})
     return {}

@@ -47,7 +47,7 @@ SOUND_S = 30  # of a row; Whisper's processor makes all sounds as long
 class Inputs:
     """What a row is for a model. `text`: names of what it has for each token; `fields`: its pictures or sound; `token`:
     what stands for a part of a picture in the text; `classifies`: whether each row has one label; `target`: whether a
-    decoder takes ids of its own; `label`: of what is no padding, where the loss leaves that out."""
+    decoder takes ids of its own; `label`: of each token, other than padding's."""
 
     kind: str
     text: tuple[str, ...]

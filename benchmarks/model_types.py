@@ -82,6 +82,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     },
     "blip-2": {"image_token_index": 50_265},
     "chameleon": {"vocabulary_map": {"<image>": 8711}},
+    "cohere_asr": {"decoder_start_token_id": 1, "pad_token_id": 2},  # of any word
     "dbrx": {"attn_config": {"clip_qkv": 8, "kv_n_heads": 8, "rope_theta": 500_000}},
     "deepseek_v2": {"moe_intermediate_size": 1408, "num_experts_per_tok": 6},
     "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6, "n_group": 1, "topk_group": 1},
@@ -93,6 +94,9 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "hunyuan_v1_moe": {"head_dim": 128},
     "hunyuan_vl": {"text_config": {"num_hidden_layers": 2, "head_dim": 128}},
     "instructblip": {"image_token_index": 32_000},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "ministral": {"head_dim": 128},
+    "moonshine": {"decoder_start_token_id": 1, "pad_token_id": 2},
     "nemotron": {"num_key_value_heads": 8},
     "qwen2_5_vl": {"vision_config": {"depth": 2, "out_hidden_size": 8192}},
     "qwen2_vl": {"vision_config": {"depth": 2, "hidden_size": 8192}},

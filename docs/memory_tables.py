@@ -245,8 +245,10 @@ def kind_of(row: dict[str, Any]) -> str:
 
 def why_not(row: dict[str, Any]) -> str:
     """Return the reason in a cell, without what a Markdown table would read in it."""
-    said = row.get("makes_no_model") or row["why_not_lora"]
-    return said.removeprefix("StandInError: ").replace("|", "/").replace("<", "‹").replace(">", "›").replace("[", "\\[")
+    reason = row.get("makes_no_model") or row["why_not_lora"]
+    return (
+        reason.removeprefix("StandInError: ").replace("|", "/").replace("<", "‹").replace(">", "›").replace("[", "\\[")
+    )
 
 
 @part("model-types")

@@ -49,7 +49,8 @@ def trace_alone(source: ModelSource, tune: FineTune, gpu: Gpu, available_bytes: 
             return exact_finetune(source, tune, gpu, available_bytes, listen)
     except service.TraceUnavailable as error:
         if tune.images:
-            raise UserError("usage.pictures_unknown", model=source.name, reason=str(error).rstrip(".")) from None
+            reason = str(error).removeprefix("the trace failed: ").rstrip(".")
+            raise UserError("usage.pictures_unknown", model=source.name, reason=reason) from None
         raise unknown(source, str(error)) from None
 
 

@@ -29,7 +29,7 @@ from foretrain.predict.trace.card.standin import StandIn
 from foretrain.predict.trace.card.torch_cuda import Card, Memory
 from foretrain.predict.trace.forked import CAN_FORK, in_child
 from foretrain.predict.trace.interpreter import Norm
-from foretrain.predict.trace.kernels import alignment, values, workspaces
+from foretrain.predict.trace.kernels import reductions, values, workspaces
 from foretrain.predict.trace.kernels import temporaries as kernels
 from foretrain.predict.trace.kernels.values import place_now, raised_at
 from foretrain.predict.trace.names import Names
@@ -158,7 +158,7 @@ def tracing(gpu: Gpu | None, *, compiled: bool, pads: bool = False, upper: bool 
             patches.set(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
             marks.patch(patches)
             workspaces.patch_matmuls(patches)  # Dynamo knows the real ones alone
-            patches.set(torch, "ctc_loss", alignment.with_tensors(torch.ctc_loss))
+            patches.set(torch, "ctc_loss", reductions.with_tensors(torch.ctc_loss))
         stack.enter_context(faster_fake_ops(compiled=compiled))
         names = stack.enter_context(drive.naming_allocations(tracer, compiled=compiled))
         names.before_a_root = standin.real_ways(patches, tracer.values)

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from foretrain.predict.trace.card.streams import record_stream
-from foretrain.predict.trace.kernels import alignment, reductions
+from foretrain.predict.trace.kernels import reductions
 from foretrain.predict.trace.kernels.attention import Attention
 from foretrain.predict.trace.kernels.choices import Choices
 from foretrain.predict.trace.kernels.reals import Reals
@@ -104,7 +104,7 @@ class Tracer(TorchDispatchMode):
         self.reals: Reals | None = None
         self.attention: Attention | None = None  # of the card
         self._known: dict[int, Storage] = {}
-        self.composed = dict(alignment.COMPOSED)  # ops, of libraries too: a function of what they consist of
+        self.composed = dict(reductions.ALIGNMENTS)  # ops, of libraries too: a function of what they consist of
         self.workspaces: dict[str, int] = {}  # of libraries, kept until they are cleared: the allocation of each name
         self.paged_bytes = 0  # in managed memory, outside the allocator
         self.work: Work | None = None  # where the kernels of a step are counted

@@ -109,6 +109,11 @@ def test_pictures_of_a_model_of_text_are_refused() -> None:
     assert "no pictures" in str(caught.value)
 
 
+def test_known_model_of_text_refuses_pictures_before_a_trace() -> None:
+    words = ("plan", "qwen3-0.6b", "--method", "lora", "--images", "1", "--gpu", "4090")
+    assert "reads text alone: leave --images out" in foretrain(*words, code=2).stderr
+
+
 @pytest.mark.parametrize("options", [
     {"loop": "trl", "training": "dpo"}, {"packing": True}, {"compile": True},
 ], ids=["pairs", "packing", "compiled"])  # fmt: skip

@@ -238,7 +238,7 @@ def test_what_the_sentences_advise_can_be_traced() -> None:
     assert trace(code).bound == "exact"
 
 
-def test_alignment_scores_are_kept_and_made_again_in_backward() -> None:
+def test_alignment_keeps_its_scores_twice() -> None:
     def code(on: Tracing) -> None:
         scores = torch.empty(500, 2, 20, device="cuda", requires_grad=True)
         targets = torch.ones(2, 100, dtype=torch.int64, device="cuda")

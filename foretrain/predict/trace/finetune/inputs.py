@@ -47,7 +47,7 @@ SOUND_S = 30  # of a row; Whisper's processor makes all sounds as long
 class Inputs:
     """What a row is for a model. `text`: names of what it has for each token; `fields`: its pictures or sound; `token`:
     what stands for a part of a picture in the text; `classifies`: whether each row has one label; `target`: whether a
-    decoder takes ids of its own; `label`: of what is no padding, where the loss leaves that out."""
+    decoder takes ids of its own; `label`: of each token, other than padding's."""
 
     kind: str
     text: tuple[str, ...]
@@ -111,7 +111,10 @@ def inputs_of(written: dict[str, Any], tune: FineTune) -> Inputs | None:
         return None
     found = _made(json.dumps(written, sort_keys=True), tune.model_copy(update={"seq_len": 1}).model_dump_json())
     if found and found.tokens and found.tokens + found.count > tune.seq_len:
-        raise StandInError(f"the pictures of a row are {found.tokens} tokens, and --seq-len is {tune.seq_len}")
+        longer = f"give --seq-len {found.tokens + found.count + 1} or more"
+        raise StandInError(
+            f"the pictures of a row are {found.tokens} tokens, and --seq-len is {tune.seq_len}: {longer}"
+        )
     return found
 
 
@@ -206,7 +209,8 @@ def _processor(config: Any, given: Any) -> tuple[Any, dict[str, Any]]:
 
 def _asked(config: Any, of: str) -> dict[str, Any]:
     """Return what a model's processor of all inputs asks of the one of pictures or sound."""
-    names: Any = transformers.models.auto.processing_auto.PROCESSOR_MAPPING_NAMES
+    auto: Any = transformers.models.auto
+    names = auto.processing_auto.PROCESSOR_MAPPING_NAMES
     with contextlib.suppress(ImportError):
         return dict(getattr(getattr(transformers, names.get(config.model_type) or "", None), of, None) or {})
     return {}

@@ -2,11 +2,12 @@
 
 The input is first converted to the dtype of the sum (aten/src/ATen/native/ReduceOpsUtils.h, make_reduction). What
 blocks that share a result take: predict/estimate/kernel_buffers.py. Some losses first make that of each element, and
-some of these keep its memory under the number that they return (BinaryOps.cpp, Loss.cpp, Loss.cu).
+some of these keep its memory under the number that they return (BinaryOps.cpp, Loss.cpp, Loss.cu). PyTorch has no fake
+kernel for the loss of an alignment (LossCTC.cpp, LossCTC.cu), whose tensors are made here.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -100,3 +101,54 @@ def _is_reduced(op: str, args: tuple[Any, ...], where: dict[str, int]) -> bool:
 def _elements_bytes(args: tuple[Any, ...]) -> int:
     shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
     return shape.numel() * torch.result_type(args[0], args[1]).itemsize
+
+
+def _aligned(log_probs: Tensor, targets: Tensor, inputs: Any, lengths: Any, *rest: Any) -> tuple[Tensor, Tensor]:
+    """Make the losses, and the scores of each step with each place in a target and between two."""
+    steps, rows, _ = log_probs.shape
+    states = log_probs.new_empty((rows, steps, 2 * _longest(targets, lengths, rows) + 1))
+    return log_probs.new_empty(rows), states
+
+
+def _longest(targets: Tensor, lengths: Sequence[int] | Tensor, rows: int) -> int:
+    """Return the length of the longest target, of tensors that of the padded ones, or of equal ones end to end."""
+    if not isinstance(lengths, Tensor):
+        return max(lengths)
+    return targets.shape[1] if targets.dim() > 1 else -(-targets.shape[0] // rows)
+
+
+def _aligned_backward(gradient: Tensor, log_probs: Tensor, *rest: Any) -> Tensor:
+    states = rest[4]
+    backwards = torch.empty_like(states)  # noqa: F841  # it is held
+    return torch.empty_like(log_probs)
+
+
+def _by_cudnn(log_probs: Tensor, targets: Tensor, *rest: Any) -> bool:
+    """Return whether cuDNN may compute it: its workspace is unknown, and its op cannot be traced."""
+    return torch.backends.cudnn.enabled and targets.dtype == torch.int32
+
+
+def with_tensors(ctc_loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return torch.ctc_loss with lengths as tensors, as lists of them become real tensors in it."""
+
+    def run(log_probs: Tensor, targets: Tensor, inputs: Any, lengths: Any, *rest: Any) -> Tensor:
+        if not isinstance(lengths, Tensor):
+            targets = targets[:, : max(lengths)] if targets.dim() > 1 else targets
+            inputs, lengths = (torch.tensor(each, device=log_probs.device) for each in (inputs, lengths))
+        return ctc_loss(log_probs, targets, inputs, lengths, *rest)
+
+    return run
+
+
+CTC: dict[str, Callable[..., Any]] = {
+    "_ctc_loss": _aligned,
+    "_ctc_loss_backward": _aligned_backward,
+    "_use_cudnn_ctc_loss": _by_cudnn,
+    "_use_miopen_ctc_loss": lambda *args: False,
+}
+ALIGNMENTS: dict[Any, Callable[..., Any]] = {
+    getattr(getattr(aten, name), overload): run
+    for name, run in CTC.items()
+    if hasattr(aten, name)
+    for overload in ("default", "Tensor")
+}

@@ -372,6 +372,15 @@ SFTTrainer(model="Qwen/Qwen3-0.6B", args=args, peft_config=LoraConfig(use_dora=T
     assert not reading.unknown
 
 
+@pytest.mark.parametrize("call", ['SFTTrainer("a/b", args=args)', "SFTTrainer(model=NAME, args=args)"])
+def test_a_trainer_of_trl_takes_a_name_as_its_model(call: str, file: Any) -> None:
+    loads = 'model_init_kwargs={"torch_dtype": "bfloat16", "attn_implementation": "flash_attention_2"}'
+    text = f'from trl import SFTConfig, SFTTrainer\nNAME = "a/b"\nargs = SFTConfig(output_dir="o", {loads})\n{call}\n'
+    found = read(text, file, "train.py")
+    f = finetune(found)
+    assert (found.model, f.dtype, f.attn, found.unplanned) == ("a/b", "bfloat16", "flash_attention_2", {})
+
+
 def test_accelerate_is_a_part(file: Any) -> None:
     found = read(ACCELERATE, file, "accelerate.yaml")
     assert (found.format, found.cards, found.sharding, found.values) == ("accelerate", 4, "fsdp", {"amp": "bf16"})

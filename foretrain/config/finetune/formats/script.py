@@ -243,6 +243,8 @@ class _Script:
         if trainer and self._trains(trainer):
             self.called.add(name)
             self.trainings.add(TRAININGS.get(trainer[1], "unknown"))
+            if trainer[2] == "Trainer" and call.args and isinstance(self._text(call.args[0]), str):
+                self._take("model", call.args[0], "model_name")
         for keyword in self._keywords(call):
             if name in _MODELS and keyword.arg in _NAMES_OF_MODEL:
                 continue
@@ -251,7 +253,7 @@ class _Script:
             if keyword.arg and keyword.arg not in _OBJECTS:
                 self._take(keyword.arg, keyword.value, _RENAMED.get(name, {}).get(keyword.arg, keyword.arg))
             elif keyword.arg == "model" and isinstance(keyword.value, ast.Constant | ast.Name):
-                if isinstance(keyword.value, ast.Name) and not isinstance(self.names.get(keyword.value.id), str):
+                if not isinstance(self._text(keyword.value), str):
                     continue  # a model that was made before
                 self._take("model", keyword.value, "model_name")
             elif keyword.arg == "ref_model":
@@ -260,6 +262,11 @@ class _Script:
                 self.keys["keeps_logits"] = True
             elif keyword.arg == "bnb_4bit_compute_dtype" and _last(keyword.value) == "float32":
                 self.keys[keyword.arg] = Unread("bnb_4bit_compute_dtype = float32")
+
+    def _text(self, node: ast.expr) -> Any:
+        """What a literal or the name of one is; None of anything else."""
+        name = node.id if isinstance(node, ast.Name) else ""
+        return node.value if isinstance(node, ast.Constant) else self.names.get(name)
 
     def _merge(self, name: str, scope: ast.AST) -> None:
         if _MERGES.fullmatch(name) and scope in self.trained - self.reloaded:

@@ -25,8 +25,11 @@ def read(table: Table, text: str) -> None:
     if not generation(table):
         table.put("seq_len", "max_length", "max_seq_length")
     _packing(table)
-    table.put("dtype", "dtype", "torch_dtype")
-    attention(table, "attn_implementation")
+    made = table.table("model_init_kwargs")
+    for each in (made, table):
+        each.put("dtype", "dtype", "torch_dtype")
+        attention(each, "attn_implementation")
+    made.rest(("device_map", "low_cpu_mem_usage", "revision", "token", "trust_remote_code", "use_cache"))
     if table.flag("use_flash_attention_2"):
         table.give("attn", "flash_attention_2", "use_flash_attention_2")
     four_bit = table.flag("load_in_4bit")

@@ -104,8 +104,8 @@ def _estimated(estimate: FineTuneEstimate, phase: str, symbols: dict[str, int]) 
         LargeTensor(
             component=kind.component,
             where=_where(estimate, kind.component, kind.size.formula),
-            what=_said(kind.size.formula),
-            numbers=with_numbers(_said(kind.size.formula), symbols),
+            what=_shown(kind.size.formula),
+            numbers=with_numbers(_shown(kind.size.formula), symbols),
             count=count,
             size_bytes=count * kind.size.nbytes,
         )
@@ -115,7 +115,7 @@ def _estimated(estimate: FineTuneEstimate, phase: str, symbols: dict[str, int]) 
     return sorted(found, key=lambda tensor: -tensor.size_bytes)
 
 
-def _said(formula: str) -> str:
+def _shown(formula: str) -> str:
     return formula.removeprefix("1·")
 
 

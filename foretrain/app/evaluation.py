@@ -112,10 +112,10 @@ def loaded_folder(folder: Path, device: str) -> Subject:
 def _begins(folder: Path, words: JsonTokenizer) -> int:
     """Return bos_token of tokenizer_config.json, else what separates texts."""
     try:
-        said: Any = json.loads(read_text(folder / JsonTokenizer.SETTINGS)).get("bos_token")
+        bos: Any = json.loads(read_text(folder / JsonTokenizer.SETTINGS)).get("bos_token")
     except (OSError, ValueError, AttributeError):
-        said = None
-    name = said.get("content") if isinstance(said, dict) else said
+        bos = None
+    name = bos.get("content") if isinstance(bos, dict) else bos
     id = words.id_of(name) if isinstance(name, str) else None
     return words.separator if id is None else id
 

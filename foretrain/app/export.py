@@ -139,8 +139,8 @@ def _data(record: TrainedRun, progress: Progress) -> list[Figure]:
 
 
 def _loss(lines: Sequence[dict[str, Any]], step: int) -> Loss | None:
-    told = [line for line in lines if line["kind"] == "evaluation" and line["step"] <= step]
-    last = max(told, key=lambda line: line["step"], default=None)
+    evaluations = [line for line in lines if line["kind"] == "evaluation" and line["step"] <= step]
+    last = max(evaluations, key=lambda line: line["step"], default=None)
     return Loss(step=last["step"], train=last["train_loss"], val=last["val_loss"]) if last else None
 
 
@@ -264,8 +264,8 @@ def _metadata(hub: Any, facts: CardFacts) -> str:
             ("perplexity", facts.loss.perplexity, "Validation perplexity"),
         ):
             if math.isfinite(value):
-                told = {"metric_type": metric, "metric_value": float(f"{value:.6g}"), "metric_name": shown}
-                results.append(hub.EvalResult(**task, **told, dataset_split="validation"))
+                metric_fields = {"metric_type": metric, "metric_value": float(f"{value:.6g}"), "metric_name": shown}
+                results.append(hub.EvalResult(**task, **metric_fields, dataset_split="validation"))
     more: dict[str, Any] = {}
     if facts.co2_g is not None:
         more["co2_eq_emissions"] = {
@@ -369,8 +369,8 @@ def upload(name: str, folder: Path, files: Sequence[str], message: str) -> str:
 def _reason(error: BaseException) -> str:
     """Return the last line that says something: the library puts its request's number first."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    told = [line for line in lines if "Request ID" not in line] or lines or [type(error).__name__]
-    return json.dumps(told[-1][:200], ensure_ascii=False)[1:-1].rstrip(".")
+    causes = [line for line in lines if "Request ID" not in line] or lines or [type(error).__name__]
+    return json.dumps(causes[-1][:200], ensure_ascii=False)[1:-1].rstrip(".")
 
 
 SCHEMA = "foretrain.model/1#export"

@@ -72,10 +72,10 @@ def repeat() -> bool:
     """Print the answer to this command line as it was printed; return whether it is kept and still right."""
     try:
         with path_of().open("rb") as file:
-            files, said, printed = json.loads(zlib.decompress(file.read(MOST_BYTES), _GZIP))
+            files, notes, printed = json.loads(zlib.decompress(file.read(MOST_BYTES), _GZIP))
         if any(state(path) != before for path, before in files.items()):
             return False
-        for text, stream in ((said, sys.stderr), (printed, sys.stdout)):
+        for text, stream in ((notes, sys.stderr), (printed, sys.stdout)):
             stream.write(text)
             stream.flush()
     except (OSError, ValueError, TypeError, AttributeError, zlib.error):  # the program says what cannot be written
@@ -83,10 +83,10 @@ def repeat() -> bool:
     return True
 
 
-def keep(files: Iterable[Path], said: str, printed: str, began_ns: int) -> None:
+def keep(files: Iterable[Path], notes: str, printed: str, began_ns: int) -> None:
     """Keep what was printed, unless one of the files that decided it changed meanwhile."""
     with contextlib.suppress(OSError):
         found = [path.stat() for path in files if path.exists()]
         if all(max(each.st_mtime_ns, each.st_ctime_ns) < began_ns for each in found):
             kept = caches.Cache(FOLDER, compressed=True, most_bytes=MOST_BYTES, most_files=MOST_FILES)
-            kept.write(path_of(), json.dumps([{str(path): state(str(path)) for path in files}, said, printed]))
+            kept.write(path_of(), json.dumps([{str(path): state(str(path)) for path in files}, notes, printed]))

@@ -31,8 +31,8 @@ def train(
 
     The run is in `out_dir`: config, forecast (made before the first step), metrics, checkpoints. `config`, `options`:
     as in `plan`; times in the record are in seconds, memory in bytes, losses in nats per token. `resume`:
-    continue the newest unfinished run in out_dir. `trial`: with batch_size = "auto", try what was chosen in a process of
-    its own first. Started by torchrun or Slurm it is one rank of several: the first one listens and writes. `listen`
+    continue the newest unfinished run in out_dir. `trial`: with batch_size = "auto", try the choice in a process of its
+    own first. Started by torchrun or Slurm it is one rank of several: the first one listens and writes. `listen`
     hears each step (StepMetrics), evaluation (EvaluationMetrics) and notes with an id, as soon as they are there.
     Ctrl-C saves a checkpoint and returns a record with status "interrupted".
     Raises UserError, with the exit code of `foretrain train`: bad config 2, no torch 4, out of memory 5, diverged 6,

@@ -10,7 +10,7 @@ from foretrain.app.evaluate import SCHEMA, evaluate
 from foretrain.base.messages import printable, say
 from foretrain.cli.command import argument, command, flag, json_option, option, quiet_option
 from foretrain.cli.commands.sample import warn_of_skipped
-from foretrain.cli.common import ERR, OUT, LiveLine, noted, print_json, print_said, rewrites_lines
+from foretrain.cli.common import ERR, OUT, LiveLine, noted, print_json, print_shown, rewrites_lines
 from foretrain.reports import text
 from foretrain.reports.views import scores
 
@@ -79,7 +79,7 @@ def eval_command(
         line.clear()
     if found.checkpoint:
         warn_of_skipped(found.checkpoint, list(found.skipped))
-    print_said(found.notes, quiet=False)
+    print_shown(found.notes, quiet=False)
     if as_json:
         print_json(found.to_json(schema=SCHEMA))
     else:

@@ -153,13 +153,13 @@ class Progress:
         elif id == "tracing":
             self._live(say("verify.tracing", **values))
         elif id == "case":
-            told = {name: values[name] for name in ("number", "count", "left")}
-            self._live(say("verify.running", **told, what=values["case"].label))
+            counts = {name: values[name] for name in ("number", "count", "left")}
+            self._live(say("verify.running", **counts, what=values["case"].label))
         else:
             self.close()
             outcome: Outcome = values["outcome"]
-            told = {"number": values["number"], "count": values["count"], "what": outcome.case.label}
-            _tell("verify.done", style="dim", **told, figures=_figures(outcome))
+            counts = {"number": values["number"], "count": values["count"], "what": outcome.case.label}
+            _tell("verify.done", style="dim", **counts, figures=_figures(outcome))
 
     def close(self) -> None:
         if self.status is not None:

@@ -12,7 +12,7 @@ from foretrain.base.errors import UserError
 from foretrain.base.installation import Later
 from foretrain.base.messages import say
 from foretrain.base.records import Note
-from foretrain.cli.common import ERR, OUT, print_json, print_notes, print_said, working
+from foretrain.cli.common import ERR, OUT, print_json, print_notes, print_shown, working
 from foretrain.hardware.catalogue import Gpu, catalogue, stated_bytes
 from foretrain.predict.allocator.settings import driver_backend
 from foretrain.predict.largest import Largest, SmallestCard, largest, smallest_card
@@ -64,7 +64,7 @@ def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
 @contextmanager
 def unasked_progress(quiet: bool) -> Iterator[Callable[[str], None]]:
     """The same of a trace that nobody asked for; a sentence says what it is for."""
-    print_said((Note(id="family_tracing", values={}),), quiet=quiet)
+    print_shown((Note(id="family_tracing", values={}),), quiet=quiet)
     with progress(quiet) as show:
         yield show
 

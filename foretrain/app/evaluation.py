@@ -185,7 +185,7 @@ def read(path: Path) -> Document:
         data = read_bytes(path, MOST_BYTES)
         data.decode("utf-8")
     except OSError as error:
-        raise UserError("data.text_unreadable", path=str(path), reason=error.strerror or str(error)) from None
+        raise UserError("data.unreadable", path=str(path), reason=error.strerror or str(error)) from None
     except UnicodeDecodeError as error:
         raise UserError(
             "data.text_not_utf8", path=str(path), at=error.start, byte=f"{error.object[error.start]:02x}"

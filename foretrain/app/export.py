@@ -48,7 +48,7 @@ class Figure(Record):
 
 
 class Loss(Record):
-    """Mean losses in nats a token, after so many steps."""
+    """Mean losses in nats per token, after so many steps."""
 
     step: int
     train: float
@@ -149,10 +149,10 @@ def _loss_figures(config: RunConfig, loss: Loss | None) -> list[Figure]:
         return [Figure(name="Validation loss", value="not measured", how="the run was not evaluated")]
     batch = f"{config.batch_size:,} x {config.block_size:,}"
     how = f"mean of {config.eval_iters:,} batches of {batch} after {loss.step:,} steps"
-    val = f"{loss.val:.4f} nats a token (perplexity {loss.perplexity:.4g})"
+    val = f"{loss.val:.4f} nats per token (perplexity {loss.perplexity:.4g})"
     return [
         Figure(name="Validation loss", value=val, how=how),
-        Figure(name="Training loss", value=f"{loss.train:.4f} nats a token", how=how),
+        Figure(name="Training loss", value=f"{loss.train:.4f} nats per token", how=how),
     ]
 
 
@@ -260,7 +260,7 @@ def _metadata(hub: Any, facts: CardFacts) -> str:
         data = _one_line(facts.dataset) or "data"
         task = {"task_type": "text-generation", "dataset_name": data, "dataset_type": _slug(data)}
         for metric, value, shown in (
-            ("loss", facts.loss.val, "Validation loss, nats a token"),
+            ("loss", facts.loss.val, "Validation loss, nats per token"),
             ("perplexity", facts.loss.perplexity, "Validation perplexity"),
         ):
             if math.isfinite(value):

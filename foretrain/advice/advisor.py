@@ -289,12 +289,12 @@ def _gaining(search: Search, start: State, options: Sequence[Change], most: floa
 def _pick(search: Search, rule: Rule, start: State, options: Sequence[Change]) -> Outcome | None:
     """The plan of the option of a rule that serves the goal best."""
     if (start.cluster or rule.kind == "speed") and search.goal != "fit" and not search.must_fit:
-        pick = search.planner.quickest_of_rising if start.cluster else search.planner.quickest
+        pick = search.planner.fastest_of_rising if start.cluster else search.planner.fastest
         best = pick(start, options)
         return best[1] if best else search.planner.outcome(options[0].applied(start))
     there = search.base if start.cluster else search.planner.outcome(start)
     if there is None or (search.must_fit and not there.fits):
-        best = search.planner.mildest(start, options)
+        best = search.planner.smallest_change(start, options)
         return best[1] if best else None
     return search.planner.outcome(options[rule.usual(options)].applied(start))
 

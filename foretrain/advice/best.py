@@ -152,10 +152,10 @@ class _Search:
         spec = self.spec(config)
         if self.cluster and self.sharing:
             spec = of_one_rank(spec, self.cluster, self.sharing)
-        ledger = estimated(spec)
-        if ledger.fits(room, card):
-            return ledger.memory.needed_bytes + self.nccl_bytes
-        if ledger.spec.cuda and room is not None and ledger.is_beyond(room, card):
+        estimate = estimated(spec)
+        if estimate.fits(room, card):
+            return estimate.memory.needed_bytes + self.nccl_bytes
+        if estimate.spec.cuda and room is not None and estimate.is_beyond(room, card):
             beyond.append(sizes)
         return None
 
@@ -180,8 +180,8 @@ class _Search:
             needs = cache(lambda i, configs=configs: self.needed_bytes(configs[i]) or 0)
             count = self.that_fit(needs, len(batches), checkpointing)
             if count:
-                quickest = min(range(count), key=lambda i: self.timing(configs[i]).step_s.expected_s)
-                return configs[quickest], needs(quickest)
+                fastest = min(range(count), key=lambda i: self.timing(configs[i]).step_s.expected_s)
+                return configs[fastest], needs(fastest)
         self.too_large.append(shape)
         return None
 

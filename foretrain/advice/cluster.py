@@ -94,7 +94,7 @@ def _views(plan: ClusterPlan, sharing: Sharing) -> Idle:
     specs = [of_one_rank(whole, plan.cluster, each) for each in ways]
     # As in most steps: buckets that NCCL keeps in the second one are in both.
     ledgers = [estimated(spec, keeps=False) for spec in specs]
-    now, without = (max(phase.allocated_bytes for phase in ledger.memory.phases) for ledger in ledgers)
+    now, without = (max(phase.allocated_bytes for phase in estimate.memory.phases) for estimate in ledgers)
     more = max(0, without - now)
     return Idle(rule="bucket_view", reason="bucket_view" if more else "bucket_view_same", values={"more": more})
 

@@ -67,7 +67,7 @@ def grown(search: Search, prefix: tuple[str, ...], members: tuple[str, ...], sta
     if found is not None:
         return found
     order = tuple(rule for rule in BY_ID if rule in members)
-    best = search.planner.mildest(state, BY_ID["micro_batch"].changes(state))
+    best = search.planner.smallest_change(state, BY_ID["micro_batch"].changes(state))
     if best is None or not best[1].fits:
         return None
     return search.of((*prefix, *order, "micro_batch"), best[1])
@@ -150,7 +150,7 @@ def _smaller_models(search: Search, prefix: tuple[str, ...], start: State) -> It
     cut = least.state.config.batch_size < start.config.batch_size
     rules = (*prefix, *(rule for rule in BY_ID if rule in members), *(["micro_batch"] if cut else []))
     for rule in ("pretrained", "block_size", "n_layer", "n_embd"):
-        found = search.planner.mildest(least.state, BY_ID[rule].changes(least.state))
+        found = search.planner.smallest_change(least.state, BY_ID[rule].changes(least.state))
         if found and found[1].fits:
             yield search.of((*rules, rule), found[1])
 
@@ -163,7 +163,7 @@ def faster(search: Search, gaining: list[str], rounds: int = 4) -> list[Try]:
     best = search.ratio(search.base) if not search.must_fit else None
     for _ in range(rounds):
         usable = [rule for rule in gaining if rule not in rules and allowed(rule, state)]
-        chosen = _quickest(search, rules, state, usable, None if best is None else best - LEAST_GAIN)
+        chosen = _fastest(search, rules, state, usable, None if best is None else best - LEAST_GAIN)
         if chosen is None:
             break
         best, rules, state = search.ratio(chosen.outcome), chosen.rules, chosen.state
@@ -172,7 +172,7 @@ def faster(search: Search, gaining: list[str], rounds: int = 4) -> list[Try]:
     return found
 
 
-def _quickest(
+def _fastest(
     search: Search, rules: tuple[str, ...], state: State, usable: Sequence[str], most: float | None
 ) -> Try | None:
     """Return one rule more: the one with the lowest ratio (at most `most`), by its fastest option that fits."""
@@ -187,7 +187,7 @@ def _quickest(
     for low, number, options in sorted(reach, key=lambda each: each[:2]):
         if best and best[:2] < (low, number):
             break
-        change = search.planner.quickest(state, options)
+        change = search.planner.fastest(state, options)
         ratio = search.ratio(change[1]) if change else None
         if change is None or ratio is None or (most is not None and ratio > most):
             continue

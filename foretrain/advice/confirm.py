@@ -60,8 +60,8 @@ def confirm(
     kept = [advice for advice in first if advice.confirmation and advice.confirmation.holds]
     denied = [_denied(advice, advice.confirmation) for advice in first if advice.confirmation and advice not in kept]
     found, idle = _only_traced(made, search, now, tracer)
-    told = {each.rule for each in idle} | {each.rules[-1] for each in found}
-    useless = [each for each in made.useless if each.rule not in told]
+    answered = {each.rule for each in idle} | {each.rules[-1] for each in found}
+    useless = [each for each in made.useless if each.rule not in answered]
     advised = sorted([*kept, *found], key=lambda each: (each.gpu != made.gpu and made.goal != "cost", each.price))
     return made.model_copy(
         update={
@@ -71,9 +71,9 @@ def confirm(
     )  # fmt: skip
 
 
-def _denied(advice: Advice, said: Confirmation) -> Idle:
-    reason = "trace_tight" if said.verdict in ("tight", "may_not_fit") else "trace_denies"
-    values = {"needed": said.needed_bytes, "available": advice.effect.available_bytes or 0}
+def _denied(advice: Advice, exact: Confirmation) -> Idle:
+    reason = "trace_tight" if exact.verdict in ("tight", "may_not_fit") else "trace_denies"
+    values = {"needed": exact.needed_bytes, "available": advice.effect.available_bytes or 0}
     return Idle(rule="+".join(advice.rules), reason=reason, values=values)
 
 

@@ -99,11 +99,11 @@ def _tuned(plan: FineTunePlan, options: Values) -> Outcome:
 
     if plan.facts is None:
         return replace(_planned(untimed(plan, **options)), timed=time)
-    ledger = estimated(plan.facts, tune, plan.gpu)
-    tensors = {name: peak.nbytes for name, peak in ledger.peaks.items()}
+    estimate = estimated(plan.facts, tune, plan.gpu)
+    tensors = {name: peak.nbytes for name, peak in estimate.peaks.items()}
 
     def memory() -> RunMemory:
-        return bounded(ledger.judged(room, plan.gpu.memory_bytes), plan.bound)
+        return bounded(estimate.judged(room, plan.gpu.memory_bytes), plan.bound)
 
     return Outcome(PlannedState(plan, tune), memory, room, time, tensors=tensors)
 

@@ -80,8 +80,8 @@ def is_one_command(plan: Plan, advice: Advice) -> bool:
 def changed_command(plan: Plan, advice: Advice, asked: Asked) -> tuple[str, ...]:
     """Return the command that runs what was asked about with an advice's changes. nanoGPT reads True, not true."""
     changes = to_set(advice.settings)
-    said = str if advice.step == "nanogpt" else typed_value
-    flags = tuple(f"--{setting.option}={said(setting.after)}" for setting in changes)
+    shown = str if advice.step == "nanogpt" else typed_value
+    flags = tuple(f"--{setting.option}={shown(setting.after)}" for setting in changes)
     kept = WORDS.without(_words(asked, plan, advice.trainer), [setting.option for setting in changes])
     return (*START[advice.trainer], *kept, *flags)
 

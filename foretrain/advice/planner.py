@@ -113,12 +113,12 @@ def outcome_of(state: State, count: Count, alone: Timing | None = None) -> Outco
         rank = _rank(spec, state, room, count, alone)
         return Outcome(state, rank.memory, room, lambda: rank.timing, rank) if rank else None
 
-    def ledger() -> MemoryEstimate:
+    def estimate() -> MemoryEstimate:
         made = estimated(spec)
         count(made.key)
         return made
 
-    return Outcome(state, ledger, room, lambda: timing(spec))
+    return Outcome(state, estimate, room, lambda: timing(spec))
 
 
 def _rank(spec: StepSpec, state: State, room: int | None, count: Count, alone: Timing | None) -> RankPlan | None:
@@ -172,7 +172,7 @@ class Planner:
             self._outcomes[state] = self._plan(state, self._asked.add)
         return self._outcomes[state]
 
-    def mildest(self, state: State, changes: Sequence[Change]) -> tuple[Change, Outcome] | None:
+    def smallest_change(self, state: State, changes: Sequence[Change]) -> tuple[Change, Outcome] | None:
         """Return the first change that fits, of ones that need less and less, else the last; None where all would be
         refused."""
 
@@ -191,14 +191,14 @@ class Planner:
         found = made(at)
         return (changes[at], found) if found else None
 
-    def quickest(self, state: State, changes: Sequence[Change]) -> tuple[Change, Outcome] | None:
+    def fastest(self, state: State, changes: Sequence[Change]) -> tuple[Change, Outcome] | None:
         """The one with the shortest run, of those that fit: the shorter ones' memory is asked for first."""
         found = [(change, made) for change in changes if (made := self.outcome(change.applied(state)))]
         timed = [pair for pair in found if pair[1].total_s is not None]
         timed.sort(key=lambda pair: pair[1].total_s or 0.0)
         return next((pair for pair in timed if pair[1].fits), None)
 
-    def quickest_of_rising(self, state: State, changes: Sequence[Change]) -> tuple[Change, Outcome] | None:
+    def fastest_of_rising(self, state: State, changes: Sequence[Change]) -> tuple[Change, Outcome] | None:
         """The one with the least time for a token, of those that fit; a stronger change has to be clearly faster. They
         need more and more: what comes after one that does not fit is not looked at."""
         best: tuple[Change, Outcome] | None = None

@@ -102,7 +102,7 @@ class Effect(Record):
 
 
 class Estimate(Record):
-    """A loss by a published scaling law (predict/scaling.py), now and then, in nats a token."""
+    """A loss by a published scaling law (predict/scaling.py), now and then, in nats per token."""
 
     loss_now: float
     loss_then: float

@@ -101,7 +101,7 @@ class RanksExplained(Record):
     parts: tuple[RankPart, ...]
     most: int | None
     slow: tuple[int, ...]
-    told: bool
+    reported: bool
     stretches: tuple[Stretch, ...] = ()
 
     @property
@@ -124,7 +124,7 @@ def ranks_of(record: TrainedRun, plan: Plan, step_s: float | None) -> RanksExpla
         predicted_allocated_bytes=plan.memory_of("foretrain").worst.allocated_bytes, predicted_bytes=expected,
         low_bytes=low, high_bytes=high, what="reserved" if record.gpu.kind == "cuda" else "process", parts=parts,
         most=most.rank if most else None, slow=tuple(behind),
-        told=max((figures.evaluated_s for figures in record.ranks), default=0.0) >= LEAST_S,
+        reported=max((figures.evaluated_s for figures in record.ranks), default=0.0) >= LEAST_S,
         stretches=tuple(Stretch(first_step=first, world=world) for first, world in record.worlds),
     )  # fmt: skip
 

@@ -37,8 +37,8 @@ LOCKS = Path("/proc/locks")
 
 class ObservedRun(RunDirectory):
     def is_locked(self) -> bool:
-        said = state.read_now(self.path)
-        lives = state.lives(said) if said else None
+        now = state.read_now(self.path)
+        lives = state.lives(now) if now else None
         if lives is not None:
             return lives
         held = lock_is_held(self.path / LOCK)
@@ -229,10 +229,10 @@ def _newness(run: ObservedRun) -> tuple[bool, float]:
 
 
 def of_folder(run: ObservedRun) -> LiveRun:
-    path, said = run.path, state.read_now(run.path)
+    path, now = run.path, state.read_now(run.path)
     values: Values = {"path": str(path), "kind": "run", "name": path.resolve().name, "label": state.read_label(path)}
     try:
-        if (path / RECORD).is_file() or said is None:
+        if (path / RECORD).is_file() or now is None:
             record = run.any_record()
             values |= {"kind": _KINDS[record.source], **_figures(run, record)}
         else:  # it has only just begun, or ended before its record
@@ -241,20 +241,20 @@ def of_folder(run: ObservedRun) -> LiveRun:
         return LiveRun(**{**values, "where": "nowhere", "phase": "unreadable", "problem": str(error)})
     if values["status"] != "running":
         values |= {"where": "nowhere", "phase": "ended", "eta_s": None}
-    elif said is None:
+    elif now is None:
         values |= {"where": "here" if lock_is_held(path / LOCK) else "elsewhere", "phase": "running"}
     else:
-        here = state.is_here(said)
-        values |= {"where": "here" if here else "elsewhere", "host": said.host, "phase": said.phase}
-        values["phase_s"] = max(0.0, state.seconds_since(said))
-        values["pids"] = tuple(_processes(path, said)) if here else ()
+        here = state.is_here(now)
+        values |= {"where": "here" if here else "elsewhere", "host": now.host, "phase": now.phase}
+        values["phase_s"] = max(0.0, state.seconds_since(now))
+        values["pids"] = tuple(_processes(path, now)) if here else ()
     if values["phase"] == "running" and values.get("loss") is not None:  # its lines tell of steps
         values["phase"] = "training"
     return LiveRun(**values)
 
 
-def _processes(path: Path, said: state.Now) -> Iterator[int]:
-    yield said.pid
+def _processes(path: Path, now: state.Now) -> Iterator[int]:
+    yield now.pid
     for file in sorted(path.glob(f".ranks/*/{state.NOW_FILE}")):
         rank = state.read_now(file.parent)
         if rank is not None and state.lives(rank):

@@ -294,8 +294,8 @@ def config_of(
     if resolved is None:
         return None
     resolved = as_printed(resolved, log) if log is not None else resolved
-    said = log.header.vocab_size if log is not None else None
-    return data_of_config(resolved, logged_vocab_size=said, find=find).config
+    logged = log.header.vocab_size if log is not None else None
+    return data_of_config(resolved, logged_vocab_size=logged, find=find).config
 
 
 def as_printed(resolved: ResolvedConfig, log: TrainingLog) -> ResolvedConfig:
@@ -315,8 +315,8 @@ def of_watched(config: RunConfig | None, log: TrainingLog | None) -> RunConfig |
     """Return a watched command's config by its log: nanoGPT takes the vocabulary of its data alone."""
     if config is None or log is None:
         return config
-    said = {"vocab_size": log.header.vocab_size} if log.header.vocab_size else {}
-    return laid_over(config, printed(log) | said)
+    logged = {"vocab_size": log.header.vocab_size} if log.header.vocab_size else {}
+    return laid_over(config, printed(log) | logged)
 
 
 def of_tracked(tracked: Tracked) -> RunConfig | None:

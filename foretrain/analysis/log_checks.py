@@ -137,8 +137,8 @@ def rate_tokens(log: TrainingLog) -> float | None:
     steps = log.steps
     if log.program.rate_per_gpu or log.program.step_time != "printed" or has_constant_rate(log):
         return None
-    products = [r * t for r, t in zip(steps.tokens_per_s, steps.time_s, strict=True) if math.isfinite(r * t)]
-    return median(products) if products else None
+    tokens_per_step = [r * t for r, t in zip(steps.tokens_per_s, steps.time_s, strict=True) if math.isfinite(r * t)]
+    return median(tokens_per_step) if tokens_per_step else None
 
 
 def has_constant_rate(log: TrainingLog) -> bool:

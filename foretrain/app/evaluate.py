@@ -67,7 +67,7 @@ def evaluate(
     `best`: the checkpoint with the lowest validation loss. `include_path`: a folder with tasks of your own; Python
     files that they name are run. `stride`: tokens from one window to the next, by default half the context. `tokens`:
     the most tokens to score of each text; by default all, and a million of validation data. `num_fewshot`, `limit`
-    (documents of each task) and `batch_size` are lm-eval's. Losses are in nats a token. Each result is kept in the
+    (documents of each task) and `batch_size` are lm-eval's. Losses are in nats per token. Each result is kept in the
     run's folder as soon as it is there, so Ctrl-C loses only the one in progress. `bars`: lm-eval draws its own on
     stderr. `listen` hears the progress.
     Raises UserError: bad names 2, no torch, no lm-eval or no network 4, out of memory 5, no run, no tokenizer or

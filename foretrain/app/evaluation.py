@@ -112,10 +112,10 @@ def loaded_folder(folder: Path, device: str) -> Subject:
 def _begins(folder: Path, words: JsonTokenizer) -> int:
     """Return bos_token of tokenizer_config.json, else what separates texts."""
     try:
-        said: Any = json.loads(read_text(folder / JsonTokenizer.SETTINGS)).get("bos_token")
+        bos: Any = json.loads(read_text(folder / JsonTokenizer.SETTINGS)).get("bos_token")
     except (OSError, ValueError, AttributeError):
-        said = None
-    name = said.get("content") if isinstance(said, dict) else said
+        bos = None
+    name = bos.get("content") if isinstance(bos, dict) else bos
     id = words.id_of(name) if isinstance(name, str) else None
     return words.separator if id is None else id
 
@@ -185,7 +185,7 @@ def read(path: Path) -> Document:
         data = read_bytes(path, MOST_BYTES)
         data.decode("utf-8")
     except OSError as error:
-        raise UserError("data.text_unreadable", path=str(path), reason=error.strerror or str(error)) from None
+        raise UserError("data.unreadable", path=str(path), reason=error.strerror or str(error)) from None
     except UnicodeDecodeError as error:
         raise UserError(
             "data.text_not_utf8", path=str(path), at=error.start, byte=f"{error.object[error.start]:02x}"

@@ -48,7 +48,7 @@ class Figure(Record):
 
 
 class Loss(Record):
-    """Mean losses in nats a token, after so many steps."""
+    """Mean losses in nats per token, after so many steps."""
 
     step: int
     train: float
@@ -139,8 +139,8 @@ def _data(record: TrainedRun, progress: Progress) -> list[Figure]:
 
 
 def _loss(lines: Sequence[dict[str, Any]], step: int) -> Loss | None:
-    told = [line for line in lines if line["kind"] == "evaluation" and line["step"] <= step]
-    last = max(told, key=lambda line: line["step"], default=None)
+    evaluations = [line for line in lines if line["kind"] == "evaluation" and line["step"] <= step]
+    last = max(evaluations, key=lambda line: line["step"], default=None)
     return Loss(step=last["step"], train=last["train_loss"], val=last["val_loss"]) if last else None
 
 
@@ -149,10 +149,10 @@ def _loss_figures(config: RunConfig, loss: Loss | None) -> list[Figure]:
         return [Figure(name="Validation loss", value="not measured", how="the run was not evaluated")]
     batch = f"{config.batch_size:,} x {config.block_size:,}"
     how = f"mean of {config.eval_iters:,} batches of {batch} after {loss.step:,} steps"
-    val = f"{loss.val:.4f} nats a token (perplexity {loss.perplexity:.4g})"
+    val = f"{loss.val:.4f} nats per token (perplexity {loss.perplexity:.4g})"
     return [
         Figure(name="Validation loss", value=val, how=how),
-        Figure(name="Training loss", value=f"{loss.train:.4f} nats a token", how=how),
+        Figure(name="Training loss", value=f"{loss.train:.4f} nats per token", how=how),
     ]
 
 
@@ -260,12 +260,12 @@ def _metadata(hub: Any, facts: CardFacts) -> str:
         data = _one_line(facts.dataset) or "data"
         task = {"task_type": "text-generation", "dataset_name": data, "dataset_type": _slug(data)}
         for metric, value, shown in (
-            ("loss", facts.loss.val, "Validation loss, nats a token"),
+            ("loss", facts.loss.val, "Validation loss, nats per token"),
             ("perplexity", facts.loss.perplexity, "Validation perplexity"),
         ):
             if math.isfinite(value):
-                told = {"metric_type": metric, "metric_value": float(f"{value:.6g}"), "metric_name": shown}
-                results.append(hub.EvalResult(**task, **told, dataset_split="validation"))
+                metric_fields = {"metric_type": metric, "metric_value": float(f"{value:.6g}"), "metric_name": shown}
+                results.append(hub.EvalResult(**task, **metric_fields, dataset_split="validation"))
     more: dict[str, Any] = {}
     if facts.co2_g is not None:
         more["co2_eq_emissions"] = {
@@ -369,8 +369,8 @@ def upload(name: str, folder: Path, files: Sequence[str], message: str) -> str:
 def _reason(error: BaseException) -> str:
     """Return the last line that says something: the library puts its request's number first."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    told = [line for line in lines if "Request ID" not in line] or lines or [type(error).__name__]
-    return json.dumps(told[-1][:200], ensure_ascii=False)[1:-1].rstrip(".")
+    causes = [line for line in lines if "Request ID" not in line] or lines or [type(error).__name__]
+    return json.dumps(causes[-1][:200], ensure_ascii=False)[1:-1].rstrip(".")
 
 
 SCHEMA = "foretrain.model/1#export"

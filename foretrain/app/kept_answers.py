@@ -80,10 +80,10 @@ def repeat() -> bool:
             return False
         with kept.open("rb") as file:
             data = zlib.decompressobj(_GZIP).decompress(file.read(MOST_BYTES), MOST_BYTES)
-        files, said, printed = json.loads(data)
+        files, notes, printed = json.loads(data)
         if any(state(path) != before for path, before in files.items()):
             return False
-        for text, stream in ((said, sys.stderr), (printed, sys.stdout)):
+        for text, stream in ((notes, sys.stderr), (printed, sys.stdout)):
             stream.write(text)
             stream.flush()
     except (OSError, ValueError, TypeError, AttributeError, RecursionError, zlib.error):  # the program says what failed
@@ -91,10 +91,10 @@ def repeat() -> bool:
     return True
 
 
-def keep(files: Iterable[Path], said: str, printed: str, began_ns: int) -> None:
+def keep(files: Iterable[Path], notes: str, printed: str, began_ns: int) -> None:
     """Keep what was printed, unless one of the files that decided it may have changed meanwhile."""
     with contextlib.suppress(OSError):
         found = {str(path): state(str(path)) for path in files}
         if all(max(marks[-2:]) + _COARSE_NS < began_ns for each in found.values() for marks in each):
             kept = caches.Cache(FOLDER, compressed=True, most_bytes=MOST_BYTES, most_files=MOST_FILES)
-            kept.write(path_of(), json.dumps([found, said, printed]))
+            kept.write(path_of(), json.dumps([found, notes, printed]))

@@ -31,7 +31,7 @@ MAX_SAMPLE_CHARACTERS = 20_000
 
 @dataclass(frozen=True)
 class RunFacts:
-    """One run. `unigram`: nats a token by the frequencies of tokens alone. `energy_j`: measured."""
+    """One run. `unigram`: nats per token by the frequencies of tokens alone. `energy_j`: measured."""
 
     record: TrainedRun
     folder: str

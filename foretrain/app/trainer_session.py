@@ -26,7 +26,7 @@ from foretrain.training.trainer_meter import Hooks, PhaseMeter, calling_trainer
 
 WRITE_EVERY_S = 1.0  # lines of steps wait so long, so that a quick run is not slowed by its own diary
 ASIDE = {"evaluate": "evaluation_s", "save": "save_s"}  # parts that are no part of a step, and their figures
-TOLD: dict[str, Phase] = {"evaluate": "evaluating", "save": "saving"}  # all else is training
+PHASES: dict[str, Phase] = {"evaluate": "evaluating", "save": "saving"}  # all else is training
 MOMENTS = {"micro_batch": "forward", "optimizer": "optimizer", "evaluate": "forward", "save": "saving"}
 
 
@@ -135,7 +135,7 @@ class TrainerSession:
     def _enter(self, part: str) -> None:
         self.meter.begin(part)
         if self.directory is not None:
-            self.directory.tell(TOLD.get(part, "training"), int(self.state.global_step or 0))
+            self.directory.tell(PHASES.get(part, "training"), int(self.state.global_step or 0))
 
     def _phase(self) -> str:
         """Return the next step's phase: an optimizer's states are there from the second on, and after a resume."""

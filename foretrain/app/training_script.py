@@ -237,8 +237,8 @@ def auto_class(tune: FineTune, source: ModelSource) -> str:
 
 def call(start: str, values: Mapping[str, Any]) -> list[str]:
     """Return a call with a line for each argument. `values` of the type `Name` stand as they are."""
-    said = (f"    {name}={value if isinstance(value, Name) else literal(value)}," for name, value in values.items())
-    return [start, *said, ")"]
+    lines = (f"    {name}={value if isinstance(value, Name) else literal(value)}," for name, value in values.items())
+    return [start, *lines, ")"]
 
 
 def literal(value: Any) -> str:

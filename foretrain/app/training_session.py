@@ -213,7 +213,7 @@ def write_inputs(directory: RunDirectory, resolved: ResolvedConfig, placement: P
     directory.write("plan.json", json.dumps(forecast.to_json(schema=SCHEMA)) + "\n")
 
 
-def told_of(found: Ready | TrainedRun) -> dict[str, Any]:
+def agreement_of(found: Ready | TrainedRun) -> dict[str, Any]:
     if isinstance(found, TrainedRun):
         return {"finished": found.model_dump_json()}
     return {
@@ -223,18 +223,18 @@ def told_of(found: Ready | TrainedRun) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def follow(asked: Request, placement: Placement, told: dict[str, Any], rank: int) -> Ready:
-    config = RunConfig.from_json(told["config"])
+def follow(asked: Request, placement: Placement, agreed: dict[str, Any], rank: int) -> Ready:
+    config = RunConfig.from_json(agreed["config"])
     if placement.device.type == "cpu":
         keep_memory()
         if config.cpu_threads:
             torch.set_num_threads(config.cpu_threads)
     resolved, info = prepare_data(replace(asked.resolved, config=config), asked.bar)
-    if info.fingerprint != told["fingerprint"]:
+    if info.fingerprint != agreed["fingerprint"]:
         raise UserError("data.other_on_rank", path=info.path)
-    directory = FollowerDirectory(Path(told["path"]), rank)
-    own = replace(placement, dtype=told["dtype"], compiled=told["compiled"] and placement.compiled)
-    return Ready(replace(resolved, config=config), own, info, directory, told["resuming"])
+    directory = FollowerDirectory(Path(agreed["path"]), rank)
+    own = replace(placement, dtype=agreed["dtype"], compiled=agreed["compiled"] and placement.compiled)
+    return Ready(replace(resolved, config=config), own, info, directory, agreed["resuming"])
 
 
 def already_finished(asked: Request) -> TrainedRun | None:
@@ -304,10 +304,10 @@ def together(asked: Request, ranks: Group) -> Ready | TrainedRun:
     placement = group.placed(asked.resolved.config, ranks)
     if ranks.first:
         found = _first(asked, lambda: placement, ranks.world)
-        ranks.agree(told_of(found), lambda words: words[0], patient=True)
+        ranks.agree(agreement_of(found), lambda words: words[0], patient=True)
         return found
-    told = ranks.agree(None, lambda words: words[0], patient=True)
-    return TrainedRun.from_json(told["finished"]) if "finished" in told else follow(asked, placement, told, ranks.rank)
+    word = ranks.agree(None, lambda words: words[0], patient=True)
+    return TrainedRun.from_json(word["finished"]) if "finished" in word else follow(asked, placement, word, ranks.rank)
 
 
 def _first(asked: Request, placed: Callable[[], Placement], world: int) -> Ready | TrainedRun:

@@ -238,7 +238,7 @@ class Job:
         return found
 
 
-def prepare(resolved: ResolvedConfig, knobs: tuple[str, ...] = (), world: int = 1) -> Job:
+def prepare(resolved: ResolvedConfig, names: tuple[str, ...] = (), world: int = 1) -> Job:
     """Decide what the config leaves open as `train` would. `world`: ranks that share each step. Raises UserError."""
 
     asked = with_dataset(resolved)
@@ -258,7 +258,7 @@ def prepare(resolved: ResolvedConfig, knobs: tuple[str, ...] = (), world: int = 
     base = _decided(config, placement, set(given), world)
     threads = () if cuda or world > 1 else _threads(asked, base)
     machine = Machine(cuda, obstacle_to_compile(placement.device) is None, threads, world)
-    found = options(asked, base, given, knobs or default_options(asked, given, machine), machine)
+    found = options(asked, base, given, names or default_options(asked, given, machine), machine)
     return Job(resolved.name, base, found, machine, placement, room)
 
 

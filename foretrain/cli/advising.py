@@ -133,8 +133,8 @@ def _keys_changed(plan: Any, change: Advice, asked: Asked) -> str | None:
     if "model" in others:
         return None
     made = trainer_file.changed_text(read_text_of(Path(source)), source, read["format"], {**typed, **change.options})
-    said = () if made is None or made.lstrip().startswith("{") else writer.comments(plan_print.origin(asked))
-    return made and "\n".join([*said, made])
+    comments = () if made is None or made.lstrip().startswith("{") else writer.comments(plan_print.origin(asked))
+    return made and "\n".join([*comments, made])
 
 
 def write_changed(
@@ -193,8 +193,8 @@ def _write_python(
     """Write nanoGPT's own file. `changes`: options with their new values; `before`: what each was, in words."""
     sources = [file for file in resolved.files if file.suffix == ".py"]
     text = "\n".join(bounded.read_bytes(file, nanogpt_file.MAX_BYTES).decode("utf-8-sig") for file in sources)
-    told = (f"{option}: {before[option]}" for option in changes)
-    lines: Sequence[str] = [*plan_print.origin(asked), *told]
+    before_lines = (f"{option}: {before[option]}" for option in changes)
+    lines: Sequence[str] = [*plan_print.origin(asked), *before_lines]
     writer.write_text(writer.nanogpt_text(text, {**_typed(resolved), **changes}, lines), path)
     plan_print.tell_written(path, quiet=asked.quiet)
 

@@ -32,8 +32,8 @@ def sentence(error: click.UsageError, ctx: click.Context) -> UserError:
         return UserError(id, option=error.option_name, command=command)
     if isinstance(error, click.MissingParameter) and error.param is not None:
         if isinstance(error.param, click.Option):
-            return UserError("usage.missing_option", what=error.param.opts[0], command=command)
-        return UserError("usage.missing_argument", what=error.param.human_readable_name, command=command)
+            return UserError("usage.missing", what=error.param.opts[0], command=command)
+        return UserError("usage.missing", what=error.param.human_readable_name, command=command)
     return UserError("usage.other", text=error.format_message(), command=command)
 
 

@@ -90,7 +90,7 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
     return {"values": json.loads(redacted_message(json.dumps(values, default=str)), parse_constant=str)}
 
 
-def print_said(notes: "Iterable[Note]", *, quiet: bool) -> None:
+def print_shown(notes: "Iterable[Note]", *, quiet: bool) -> None:
     for note in () if quiet else notes:
         ERR.print(noted(say(f"note.{note.id}", **note.values)), soft_wrap=True)
 

@@ -61,9 +61,9 @@ def config_options(incomplete: str, command: str = "") -> list[str]:
 
 
 def commands(summaries: dict[str, str], ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-    said, path = messages.texts(messages.current().id), ctx.command_path.split()[1:]
+    translated, path = messages.texts(messages.current().id), ctx.command_path.split()[1:]
     ids = {name: f"cli_help.{'_'.join([*path, name])}.summary" for name in summaries if name.startswith(incomplete)}
-    return [CompletionItem(name, help=said.get(id, summaries[name])) for name, id in ids.items()]
+    return [CompletionItem(name, help=translated.get(id, summaries[name])) for name, id in ids.items()]
 
 
 def show_script(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:

@@ -54,13 +54,13 @@ def texts(root: Any, *, deep: bool = True) -> dict[str, str]:
     """{id: English} of all that the help of these commands says; without `deep` of the root's own, with its list."""
     found = {f"cli_help.heading.{name}": text for name, text in HEADINGS.items()}
     listed = ((f"cli_help.{name}.summary", text) for name, text in root.summaries().items())
-    for id, text in (*_said(root, deep=deep), *listed):
+    for id, text in (*_summaries(root, deep=deep), *listed):
         if text not in found.values():
             found[id] = text
     return found
 
 
-def _said(command: Any, path: tuple[str, ...] = (), *, deep: bool = True) -> Iterator[tuple[str, str]]:
+def _summaries(command: Any, path: tuple[str, ...] = (), *, deep: bool = True) -> Iterator[tuple[str, str]]:
     prefix = f"cli_help.{'_'.join(path) or 'foretrain'}"
     yield f"{prefix}.summary", command.help or ""
     for parameter in command.get_params(click.Context(command)):
@@ -70,7 +70,7 @@ def _said(command: Any, path: tuple[str, ...] = (), *, deep: bool = True) -> Ite
     for number, note in enumerate(notes, 1):
         yield f"{prefix}.note_{number}", note
     for name, each in command.members().items() if deep and hasattr(command, "members") else ():
-        yield from _said(each, (*path, name))
+        yield from _summaries(each, (*path, name))
 
 
 def _note(line: str) -> str:

@@ -74,9 +74,9 @@ def keep_going(config: RunConfig, *, wait: Callable[[float], object] = time.slee
             return code
         if stopped:  # the stop signal ended it
             return int(ExitCode.INTERRUPTED)
-        new, died_at = standing(config) != now, step_reached(config)
+        new, ended_at = standing(config) != now, step_reached(config)
         crashes, wait_s = (1, FIRST_WAIT_S) if new else (crashes + 1, wait_s * 2)
-        alike, last_step = (1 if new or died_at != last_step else alike + 1), died_at
+        alike, last_step = (1 if new or ended_at != last_step else alike + 1), ended_at
         name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         if alike >= MOST_CRASHES or crashes >= MOST_ANYWHERE:
             raise UserError("environment.crashes", count=crashes, how=name)

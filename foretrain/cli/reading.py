@@ -22,7 +22,7 @@ from foretrain.base.installation import Later
 from foretrain.base.messages import say
 from foretrain.base.process_memory import collected_seldom
 from foretrain.base.records import Note
-from foretrain.cli.common import OUT, need_one_of, print_notes, print_said, working
+from foretrain.cli.common import OUT, need_one_of, print_notes, print_shown, working
 from foretrain.config.presets import is_surely_asked
 from foretrain.config.resolve import ResolvedConfig
 from foretrain.predict.finetune import traced
@@ -75,7 +75,7 @@ def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
 @contextmanager
 def unasked_progress(quiet: bool) -> Iterator[Callable[[str], None]]:
     """The same of a trace that nobody asked for; a sentence says what it is for."""
-    print_said((Note(id="family_tracing", values={}),), quiet=quiet)
+    print_shown((Note(id="family_tracing", values={}),), quiet=quiet)
     with progress(quiet) as show:
         yield show
 
@@ -101,7 +101,7 @@ def read(context: click.Context, words: list[str]) -> Request:
     cards = Cards(given["gpus"], gpu, given["link"], given["network"], given["others"])
     kind = kind_of(words, cards, inference=given.get("inference", False))
     if not is_surely_asked(words) and kind != "generation":
-        print_said(finetune.how_chosen(words), quiet=given["quiet"])
+        print_shown(finetune.how_chosen(words), quiet=given["quiet"])
     _check_options(context, kind)
     check_cards(context)
     if kind in ("fine-tuning", "generation"):
@@ -111,8 +111,8 @@ def read(context: click.Context, words: list[str]) -> Request:
         assert isinstance(found, PretrainingRequest)
         found = replace(found, resolved=with_trainer(found.resolved, given["trainer"]))
     print_notes(tuple(note for note in found.notes if isinstance(note, UserError)), quiet=given["quiet"])
-    said_below = kind == "fine-tuning" and bool(given.get("full"))  # by the answer itself
-    print_said([note for note in found.notes if isinstance(note, Note)], quiet=given["quiet"] or said_below)
+    shown_below = kind == "fine-tuning" and bool(given.get("full"))  # by the answer itself
+    print_shown([note for note in found.notes if isinstance(note, Note)], quiet=given["quiet"] or shown_below)
     return found
 
 
@@ -141,7 +141,7 @@ def print_kept(context: click.Context, words: list[str], answer: Callable[[Reque
     """Print what `answer` prints of what is asked, and keep it for `main`, which repeats it at once."""
     began_ns = time.time_ns()
     context.with_resource(collected_seldom())
-    with redirect_stderr(Copy(sys.stderr)) as said:  # type: ignore[type-var]
+    with redirect_stderr(Copy(sys.stderr)) as stderr_copy:  # type: ignore[type-var]
         request = read(context, words)
     elsewhere = any(name.endswith("ALLOC_CONF") for name in os.environ) or OUT.file is not sys.stdout or "-" in words
     with redirect_stdout(Copy(sys.stdout)) as printed:  # type: ignore[type-var]
@@ -149,7 +149,7 @@ def print_kept(context: click.Context, words: list[str], answer: Callable[[Reque
     if request.kind == "pretraining" and not elsewhere and not any(map(context.params.get, UNKEPT)):
         assert isinstance(request, PretrainingRequest)
         if (files := request.deciding) is not None:
-            kept_answers.keep(files, said.text, printed.text, began_ns)
+            kept_answers.keep(files, stderr_copy.text, printed.text, began_ns)
 
 
 def with_trainer(resolved: ResolvedConfig, trainer: str) -> ResolvedConfig:

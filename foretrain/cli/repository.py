@@ -94,10 +94,10 @@ def pre_commit(words: Sequence[str]) -> int:
     for file in files:
         try:
             done = asked(Path(file), options, "--check", "--oneline", "--quiet")
-            said, code = f"{done.stdout}{done.stderr}".strip(), done.returncode
+            text, code = f"{done.stdout}{done.stderr}".strip(), done.returncode
         except UserError as error:
-            said, code = str(error), int(error.exit_code)
-        print(printable(f"{file}: {said}"))
+            text, code = str(error), int(error.exit_code)
+        print(printable(f"{file}: {text}"))
         if code:
             worst = max(worst, code, key=lambda each: (each in BAD, BAD.index(each) if each in BAD else each))
     return worst

@@ -218,7 +218,7 @@ def brought_together(one: Subject, other: Subject) -> tuple[Subject, Subject, Ba
 
 def of_text(subject: Subject) -> bool:
     """Return whether the losses are those of tokens or bytes, and not of preferences or of a policy."""
-    return {subject.train_unit, subject.val_unit} <= {"nats a token", "bits a byte"}
+    return {subject.train_unit, subject.val_unit} <= {"nats per token", "bits a byte"}
 
 
 def in_bits(subject: Subject) -> Subject | None:

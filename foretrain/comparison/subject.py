@@ -72,8 +72,8 @@ class Subject:
     memory: Memory | None = None
     train: Curve = NO_CURVE
     val: Curve = NO_CURVE
-    val_unit: LossUnit = "nats a token"
-    train_unit: LossUnit = "nats a token"
+    val_unit: LossUnit = "nats per token"
+    train_unit: LossUnit = "nats per token"
     diverged: bool = False  # its last losses are not finite
     wall_s: float | None = None
     used: Utilization | None = None

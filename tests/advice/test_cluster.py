@@ -166,7 +166,7 @@ def test_where_nothing_helps_it_is_said() -> None:
     assert found.counts[0].effect.verdict == "does_not_fit"
     said = [cell_text(paragraph.message) for paragraph in view.screen(made, found, Asked()).lead]
     assert say("advice.nothing") in said
-    assert any(line.startswith("One RTX 3060 12GB would not do") for line in said)
+    assert any(line.startswith("One RTX 3060 12GB is not enough") for line in said)
 
 
 def test_asked_strategy_is_kept_unless_another_is_advised() -> None:

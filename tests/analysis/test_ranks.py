@@ -87,7 +87,7 @@ def test_plan_of_ranks_has_memory_of_one_and_time_of_all() -> None:
     # DDP's buckets hold all gradients from the beginning, so evaluations take 4 bytes a parameter more.
     more = [one.memory_of("foretrain").phase("evaluate_first").allocated_bytes for one in (two, alone)]
     assert more[0] - more[1] == pytest.approx(4 * alone.counts.n_params, rel=0.01)
-    assert "This is of 2 ranks" in html.render(plan_view.document(two))
+    assert "2 ranks share each step" in html.render(plan_view.document(two))
     assert two.spec().config.gradient_accumulation_steps == 4
     assert eight.memory_of("foretrain").worst.allocated_bytes == pytest.approx(
         two.memory_of("foretrain").worst.allocated_bytes, rel=0.35
@@ -146,7 +146,7 @@ def test_each_rank_stands_beside_the_forecast(tmp_path: Path) -> None:
         ([figures(0, evaluated_s=0.01), figures(1, evaluated_s=0.02)], {}, "was too short to tell"),
         ([figures(0), figures(1, evaluated_s=0.9)], {"strategy": "fsdp"}, "With FSDP2 the ranks wait for each other"),
         ([figures(0, host="a"), figures(1, host="b")], {}, "a card each, on 2 machines"),
-        ([], {"world": 2}, "No rank has told its figures yet"),
+        ([], {"world": 2}, "No rank has reported figures yet"),
     ],
 )
 def test_what_is_said_of_the_ranks(ranks: list[RankFigures], more: dict[str, Any], words: str, tmp_path: Path) -> None:

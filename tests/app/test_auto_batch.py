@@ -151,7 +151,7 @@ def test_plan_shows_the_choice_and_its_reason() -> None:
         assert made["notes"][0]["id"] == "auto_largest"
         assert made["work"]["tokens_per_step"] == 524288
     shown = " ".join(foretrain("plan", "gpt2-124m", "--gpu", "4070", "--batch_size=auto", "--full").stdout.split())
-    assert f"{sizes[0]} is the largest micro-batch that fits (× {512 // sizes[0]} = 512 sequences a step)" in shown
+    assert f"{sizes[0]} is the largest micro-batch that fits (× {512 // sizes[0]} = 512 sequences per step)" in shown
 
 
 # -- the trial ---------------------------------------------------------------------------------------------

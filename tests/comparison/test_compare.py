@@ -499,7 +499,7 @@ def test_padded_vocabulary_and_fingerprint_name_change_no_loss() -> None:
     one = text_run(None, 3.0, settings={"vocab_size": 50257, "dataset": "owt"})
     other = text_run(None, 2.0, settings={"vocab_size": 50304, "dataset": "owt", "dataset contents": "0123"}, label="b")
     verdict = compare([one, other]).verdict("tokens")
-    assert verdict.pair.unit == "nats a token"
+    assert verdict.pair.unit == "nats per token"
 
 
 # -- sources -----------------------------------------------------------------------------------------------

@@ -581,7 +581,7 @@ def test_why_a_trial_failed_is_said_with_its_exit_code(own_directory: Path, monk
         processes.ProcessExit(1, "Traceback\n  many lines\nRuntimeError: no C++ \x1b[31mcompiler\n")
     )
     (kept,) = (own_directory / "c" / "bugs").iterdir()
-    assert said == f"RuntimeError: no C++ \ufffd[31mcompiler (exit code 1; all that it printed is in {kept})"
+    assert said == f"RuntimeError: no C++ \ufffd[31mcompiler (exit code 1; its output is in {kept})"
     assert "many lines" in kept.read_text()
     assert single_trial.problem_of(processes.ProcessExit(4)) == "it printed nothing (exit code 4)"
 

@@ -339,7 +339,7 @@ def memory(size: int) -> Memory:
 def test_a_comparison_has_one_colour_for_each_run() -> None:
     """In its curves and in its bars; validation has markers and training has none."""
     curves = [
-        LossCurve(label=label, kind=kind, unit="nats a token", losses=(3.0, 2.0), axes={"step": (1.0, 2.0)})
+        LossCurve(label=label, kind=kind, unit="nats per token", losses=(3.0, 2.0), axes={"step": (1.0, 2.0)})
         for label, kind in (("b", "train"), ("b", "val"), ("a", "val"))
     ]  # fmt: skip
     losses = LossCurves(curves=tuple(curves), axes=("step",), energy_source="none", predicted_hours=(), currency="EUR")

@@ -3,8 +3,8 @@
 import ast
 import re
 import tomllib
-from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -88,42 +88,6 @@ REPLACED_IN_NAMES = {
     "reports, unknown": {"told", "said"},
 }  # fmt: skip
 
-# Where code still has some: room, what should stand there, how often. These numbers only ever become smaller.
-LEFT_IN_CODE: dict[str, dict[str, int]] = {
-    "benchmarks": {"again": 2, "estimate": 2, "freed, ends": 3, "largest error": 1, "matmuls": 1, "option": 14,
-        "repeated": 2, "reports, unknown": 15, "steady state": 1},
-    "docs": {"reports, unknown": 5},
-    "foretrain/advice": {"does not help": 2, "earlier": 1, "estimate": 4, "fastest; smallest change": 10, "option": 4,
-        "reports, unknown": 6, "used by other programs": 1},
-    "foretrain/analysis": {"matmuls": 1, "reports, unknown": 5},
-    "foretrain/app": {"earlier": 5, "fastest; smallest change": 1, "option": 2, "reports, unknown": 12, "resumed": 2},
-    "foretrain/base": {"freed, ends": 2, "is not": 1},
-    "foretrain/cli": {"freed, ends": 5, "is not": 1, "option": 1, "reports, unknown": 17, "resumed": 2},
-    "foretrain/comparison": {"is not": 1, "reports, unknown": 3},
-    "foretrain/config": {"is not": 6, "matmuls": 3, "option": 6, "reports, unknown": 18},
-    "foretrain/data": {"reports, unknown": 3},
-    "foretrain/evaluation": {"reports, unknown": 1},
-    "foretrain/hardware": {"matmuls": 1, "reports, unknown": 1},
-    "foretrain/measure": {"freed, ends": 5, "matmuls": 2, "option": 1, "reports, unknown": 5},
-    "foretrain/model": {"freed, ends": 1, "matmuls": 4, "reports, unknown": 2},
-    "foretrain/predict": {"allocations and frees": 1, "estimate": 7, "fastest; smallest change": 4, "freed, ends": 13,
-        "is not": 1, "matmuls": 4, "option": 3, "reports, unknown": 3},
-    "foretrain/predict/abstract": {"freed, ends": 1},
-    "foretrain/predict/allocator": {"freed, ends": 3},
-    "foretrain/predict/estimate": {"again": 1, "matmuls": 1, "reports, unknown": 1,
-        "saved for backward": 1},
-    "foretrain/predict/finetune": {"estimate": 4, "is not": 1, "other": 1, "reports, unknown": 1},
-    "foretrain/predict/inference": {"matmuls": 2, "reports, unknown": 2},
-    "foretrain/predict/speed": {"matmuls": 1},
-    "foretrain/predict/trace": {"Conclusions": 1, "estimate": 3, "freed, ends": 6, "is not": 2, "matmuls": 1,
-        "option": 1, "reports, unknown": 6},
-    "foretrain/reports": {"earlier": 1, "fastest; smallest change": 1, "freed, ends": 1, "is not": 2, "matmuls": 1,
-        "no single cause": 1, "option": 3, "reports, unknown": 43},
-    "foretrain/runs": {"is not": 1, "reports, unknown": 2},
-    "foretrain/training": {"is not": 1, "reports, unknown": 17, "steady state": 1},
-    "foretrain/web": {"is not": 1, "overwritten": 1, "reports, unknown": 6},
-}  # fmt: skip
-
 
 def _said_by_commands(command: object, path: str) -> Iterator[tuple[str, str]]:
     """(the command, a text of its --help): its description, examples and each option's help."""
@@ -194,36 +158,23 @@ def _prose_and_names(source: str) -> Iterator[tuple[str, str]]:
         yield "name", " ".join(word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name))
 
 
-def _room(parts: tuple[str, ...]) -> str:
-    """Return the room of a file: foretrain/model, predict/trace …, or benchmarks and docs as a whole."""
-    depth = (3 if parts[1] == "predict" else 2) if parts[0] == "foretrain" else 1
-    return "/".join(parts[:depth] if len(parts) > depth else parts[: max(1, depth - 1)])
-
-
-def _found_in_code() -> dict[str, Counter[str]]:
-    found: dict[str, Counter[str]] = {}
-    for folder in ("foretrain", "benchmarks", "docs"):
-        for path in sorted((REPO / folder).rglob("*.py")):
-            counts = found.setdefault(_room(path.relative_to(REPO).parts), Counter())
-            texts = list(_prose_and_names(path.read_text("utf-8")))
-            prose = "\n".join(text for kind, text in texts if kind == "prose")
-            for phrase, better in REPLACED_IN_CODE.items():
-                counts[better] += len(re.findall(phrase, prose))
-            for better, words in REPLACED_IN_NAMES.items():
-                counts[better] += sum(kind == "name" and bool(words & set(text.split())) for kind, text in texts)
-    return found
+def _found_in_code(path: Path) -> Iterator[str]:
+    """Yield each phrase that a file's docstrings, comments or names still have, with what should stand there."""
+    texts = list(_prose_and_names(path.read_text("utf-8")))
+    prose = "\n".join(text for kind, text in texts if kind == "prose")
+    for phrase, better in REPLACED_IN_CODE.items():
+        if match := re.search(phrase, prose):
+            yield f"{prose[max(0, match.start() - 40) : match.end() + 40]!r}: say {better!r}"
+    for better, words in REPLACED_IN_NAMES.items():
+        yield from (f"the name {text!r}: say {better!r}" for kind, text in texts
+                    if kind == "name" and words & set(text.split()))  # fmt: skip
 
 
 def test_replaced_phrases_come_back_in_no_code() -> None:
-    found = _found_in_code()
-    keys = {(room, better) for table in (found, LEFT_IN_CODE) for room in table for better in table[room]}
-    counts = {key: (found.get(key[0], {}).get(key[1], 0), LEFT_IN_CODE.get(key[0], {}).get(key[1], 0)) for key in keys}
-    more = [f"{room}: say {better!r}, {now} times; at most {left}" for (room, better), (now, left) in counts.items()
-            if now > left]  # fmt: skip
-    fewer = [f"{room}: {better!r} only {now} times: lower {left} in LEFT_IN_CODE" for (room, better), (now, left)
-             in counts.items() if now < left * 0.75]  # fmt: skip
-    assert not more, "\n".join(sorted(more))
-    assert not fewer, "\n".join(sorted(fewer))
+    files = [path for folder in ("foretrain", "benchmarks", "docs") for path in sorted((REPO / folder).rglob("*.py"))]
+    found = [f"{path.relative_to(REPO)}: {each}" for path in files for each in _found_in_code(path)]
+    assert files
+    assert not found, "\n".join(found)
 
 
 def test_phrases_in_code_are_found() -> None:

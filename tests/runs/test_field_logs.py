@@ -221,7 +221,7 @@ def test_what_else_the_logs_hold(tmp_path: Path) -> None:
     assert log("rasbt-speed").tokens_per_s == 7238
     assert log("megatron-new").remaining.steps == 360
     assert (log("mlx").remaining.total_steps, log("mlx").memory.allocated_bytes) == (100, 9_707_000_000)
-    assert (log("notebook").mean_step_s, log("notebook").losses.val_unit) == (2.0, "nats a token")
+    assert (log("notebook").mean_step_s, log("notebook").losses.val_unit) == (2.0, "nats per token")
     assert {log(name).losses.val_unit for name in ("notebook-grpo", "verl", "ppo")} == {"a policy loss"}
     assert (log("olmo").tokens_per_gpu_s, log("verl").tokens_per_gpu_s) == (26_668, 4650)
     assert [log(name).step_time for name in ("own-since", "grpo-times")] == ["difference", "printed"]

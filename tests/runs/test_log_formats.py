@@ -469,7 +469,7 @@ def test_explain_says_what_is_not_in_a_log(tmp_path: Path) -> None:
                           "from the time stamps", "tokens/s of one GPU")),
         ("main.log", MAIN_LOG, ("steady step not in the log", "10.9656 → 10.0413", "4e-06 in the last line")),
         ("axo", AXOLOTL, ("mean step 611 ms", "4.12 GiB reserved", "0.7157")),
-        ("golf", GOLF, ("parameter-golf", "524,288 tokens a step (from the log)", "9.95 GiB allocated")),
+        ("golf", GOLF, ("parameter-golf", "524,288 tokens per step (from the log)", "9.95 GiB allocated")),
     ):  # fmt: skip
         path = tmp_path / name
         path.write_text(text, "utf-8")

@@ -354,7 +354,7 @@ def test_mfu_of_case_b1() -> None:
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
     assert lines[:4] == [
         "MFU: b1 RTX 4070 · float16", "", "Share of the card's peak",
-        "throughput 134,000 tokens/s: 524,288 tokens a step in 3.91 s",
+        "throughput 134,000 tokens/s: 524,288 tokens per step in 3.91 s",
     ]  # fmt: skip
     assert lines[4].startswith("MFU 68.9%: 40.2 TFLOP/s with full attention")
     assert any(line.startswith("MFU, causal 62.4% with 6·N + 6·L·C·T") for line in lines)

@@ -186,7 +186,7 @@ def rule_of(technique: Technique, covers: tuple[str, ...]) -> Rule:
     t = technique
     return Rule(
         t.rule or t.id, t.kind, t.exactness, t.source,
-        lambda state: [Change(dict(knobs)) for knobs in t.changes(state.effective, state.gpu, state.half)],
+        lambda state: [Change(dict(options)) for options in t.changes(state.effective, state.gpu, state.half)],
         lambda state: t.idle(state.effective, state.gpu, state.half),
         covers, ours=True, traced=t.needs_trace,
         usual=lambda found: t.usual([change.options for change in found]),

@@ -19,15 +19,15 @@ def unneeded(state: State) -> Sequence[Change]:
     undone = [found for technique in TECHNIQUES if (found := technique.undone(c))]
     every = [options for found in undone for options in found]
     if len(every) > 1:
-        off = {knob: value for found in undone for knob, value in found[0].items()}
-        every.append({knob: value for knob, value in off.items() if getattr(c, knob) != value})
+        off = {option: value for found in undone for option, value in found[0].items()}
+        every.append({option: value for option, value in off.items() if getattr(c, option) != value})
     return [Change(dict(options)) for options in every]
 
 
 def layers(c: RunConfig, n_layer: int) -> dict[str, Any]:
     """A depth, with what techniques have to do with it."""
     follow = (technique.with_layers(c, n_layer) for technique in TECHNIQUES)
-    return {"n_layer": n_layer} | {knob: value for options in follow for knob, value in options.items()}
+    return {"n_layer": n_layer} | {option: value for options in follow for option, value in options.items()}
 
 
 def free_to_reshape(state: State) -> bool:

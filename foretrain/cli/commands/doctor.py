@@ -18,14 +18,14 @@ STYLES = {"ok": "green", "note": "dim", "missing": "yellow"}
 def doctor_command(as_json: bool) -> None:
     """Check this machine: cards, driver, torch, compiler, memory, disk. Says what each command misses."""
     checks = examine()
-    said = [say(f"doctor.{check.id}", **check.values) for check in checks]
+    sentences = [say(f"doctor.{check.id}", **check.values) for check in checks]
     if as_json:
-        listed = [{**check.to_json(), "message": message} for check, message in zip(checks, said, strict=True)]
+        listed = [{**check.to_json(), "message": message} for check, message in zip(checks, sentences, strict=True)]
         print_json({"schema": "foretrain.gpus/1#doctor", "checks": listed})
         return
     states = {state: say(f"doctor.state.{state}") for state in STYLES}
     width = max(map(len, states.values()))
-    for check, message in zip(checks, said, strict=True):
+    for check, message in zip(checks, sentences, strict=True):
         OUT.print(
             Text(f"{states[check.state]:<{width}}  ", STYLES[check.state]) + Text(printable(message)), soft_wrap=True
         )

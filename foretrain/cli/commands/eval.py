@@ -10,7 +10,7 @@ from foretrain.app.evaluate import SCHEMA, evaluate
 from foretrain.base.messages import printable, say
 from foretrain.cli.command import argument, command, flag, json_option, option, quiet_option
 from foretrain.cli.commands.sample import warn_of_skipped
-from foretrain.cli.common import ERR, LiveLine, noted, print_answer, print_said, rewrites_lines
+from foretrain.cli.common import ERR, LiveLine, noted, print_answer, print_shown, rewrites_lines
 from foretrain.reports.views import scores
 
 EPILOG = """Examples:
@@ -63,7 +63,7 @@ def eval_command(
         line.clear()
     if found.checkpoint:
         warn_of_skipped(found.checkpoint, list(found.skipped))
-    print_said(found.notes, quiet=False)
+    print_shown(found.notes, quiet=False)
     print_answer(found, SCHEMA, lambda: scores.document(found), as_json=as_json)
 
 

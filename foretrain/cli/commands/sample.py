@@ -17,7 +17,7 @@ from foretrain.base.messages import printable, say
 from foretrain.base.signals import StopFlag
 from foretrain.cli.command import command, flag, json_option, option, quiet_option
 from foretrain.cli.commands.runs import run_argument
-from foretrain.cli.common import ERR, noted, print_error, print_json, print_said
+from foretrain.cli.common import ERR, noted, print_error, print_json, print_shown
 from foretrain.model.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -241,4 +241,4 @@ def say_needs(found: Opened, *, quiet: bool) -> None:
         "needed": fitted.memory.needed_expected_bytes, "device": found.device.type,
     }  # fmt: skip
     ERR.print(noted(say("sample.needs", **values)), soft_wrap=True)
-    print_said(fitted.notes, quiet=quiet)
+    print_shown(fitted.notes, quiet=quiet)

@@ -37,7 +37,7 @@ from foretrain.runs.record import SCHEMA, Status, TrainedRun
 from foretrain.training.place import OfRank, Place, place_of
 
 # Notes that --quiet leaves, as --json does not tell them; that are not dim; and with which a run ends, on stdout.
-TOLD_QUIETLY = (
+SHOWN_QUIETLY = (
     "checkpoint_skipped", "train.beyond_limit", "tracker_not_installed", "tracker_offline", "tracker_failed",
     "tracker_behind", "tracker_slow",
 )  # fmt: skip
@@ -56,7 +56,7 @@ class Printer:
         self._next_line_s = 0.0
 
     def __call__(self, event: Event) -> None:
-        if self.quiet and not (isinstance(event, Note) and event.id in TOLD_QUIETLY):
+        if self.quiet and not (isinstance(event, Note) and event.id in SHOWN_QUIETLY):
             return
         if isinstance(event, StepMetrics):
             self._step(event)

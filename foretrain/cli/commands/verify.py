@@ -154,13 +154,13 @@ class Progress(Status):
         elif id == "tracing":
             self.show(say("verify.tracing", **values))
         elif id == "case":
-            told = {name: values[name] for name in ("number", "count", "left")}
-            self.show(say("verify.running", **told, what=values["case"].label))
+            counts = {name: values[name] for name in ("number", "count", "left")}
+            self.show(say("verify.running", **counts, what=values["case"].label))
         else:
             self.close()
             outcome: Outcome = values["outcome"]
-            told = {"number": values["number"], "count": values["count"], "what": outcome.case.label}
-            _tell("verify.done", style="dim", **told, figures=_figures(outcome))
+            counts = {"number": values["number"], "count": values["count"], "what": outcome.case.label}
+            _tell("verify.done", style="dim", **counts, figures=_figures(outcome))
 
 
 def _figures(outcome: Outcome) -> str:

@@ -53,7 +53,7 @@ def of_log(given: SourceRequest, log: TrainingLog, config: RunConfig | None, see
         step_source="measured (log)" if step_s else None, memory=_memory(log),
         used_by_others_bytes=given.held_bytes, train=train, val=val,
         val_unit=log.program.val_unit,
-        train_unit=log.program.val_unit if log.program.val_unit != "bits a byte" else "nats a token",
+        train_unit=log.program.val_unit if log.program.val_unit != "bits a byte" else "nats per token",
         wall_s=train.seconds_s[-1] if train.seconds_s else None,
         printed_mfu=next((m for m in reversed(log.steps.logged_mfu) if math.isfinite(m)), None), notes=_notes(log),
         diverged=next((lost == 1 for lost, loss in ends if lost or math.isfinite(loss)), False),

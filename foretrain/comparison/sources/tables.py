@@ -232,7 +232,7 @@ def subject_of(given: SourceRequest, roles: dict[str, dict[int, float]], names: 
     tokens, stated = _tokens_per_step(roles), given.number("tokens_per_step", 1, 10**13)
     times, since = _times(roles, seconds)
     bpb = not roles.get("val_loss") and bool(roles.get("val_bpb"))
-    unit = loss_unit(names) or "nats a token"
+    unit = loss_unit(names) or "nats per token"
     resolved = given.resolved
     config = with_vocabulary(resolved, None) if resolved else None
     per_step = int(stated) if stated else tokens

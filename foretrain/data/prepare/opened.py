@@ -232,7 +232,7 @@ class OpenFile:
             else:
                 self.raw = Path(file.path).open("rb", buffering=0)  # noqa: SIM115  closed by `abandon`
         except OSError as error:
-            raise UserError("data.source_unreadable", path=file.path, reason=error.strerror or str(error)) from None
+            raise UserError("data.unreadable", path=file.path, reason=error.strerror or str(error)) from None
 
     def stream(self) -> BinaryIO:
         if not self.file.compression:

@@ -103,7 +103,7 @@ def _walk(folder: Path, left_out: Counter[str]) -> list[SourceFile]:
     found = []
 
     def unreadable(error: OSError) -> None:  # by default os.walk leaves the folder out in silence
-        raise UserError("data.source_unreadable", path=str(error.filename), reason=error.strerror or str(error))
+        raise UserError("data.unreadable", path=str(error.filename), reason=error.strerror or str(error))
 
     for place, folders, names in os.walk(folder, onerror=unreadable):
         # A prepared dataset, or a growing one, may be beside its source; hidden folders are not texts.
@@ -135,9 +135,9 @@ def _local(path: Path, kind: tuple[Kind, str]) -> SourceFile:
     try:
         state = path.stat()
     except OSError as error:
-        raise UserError("data.source_unreadable", path=str(path), reason=error.strerror or str(error)) from None
+        raise UserError("data.unreadable", path=str(path), reason=error.strerror or str(error)) from None
     if not path.is_file():  # a pipe or a device would block, or never end
-        raise UserError("data.source_unreadable", path=str(path), reason="it is no regular file")
+        raise UserError("data.unreadable", path=str(path), reason="it is no regular file")
     return SourceFile(
         path=str(path), kind=kind[0], compression=kind[1], size_bytes=state.st_size, stamp=str(state.st_mtime_ns)
     )
@@ -153,7 +153,7 @@ def _sample(file: SourceFile) -> bytes:
                 stream.seek(file.size_bytes * piece // _PIECES)
                 digest.update(stream.read(_PIECE_BYTES))
     except OSError as error:
-        raise UserError("data.source_unreadable", path=file.path, reason=error.strerror or str(error)) from None
+        raise UserError("data.unreadable", path=file.path, reason=error.strerror or str(error)) from None
     return digest.digest()
 
 

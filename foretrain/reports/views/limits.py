@@ -83,7 +83,7 @@ def within(plan: Trained, found: Within, searched: Largest | None = None) -> Doc
         shown = tuple((key, f"{now:,}", f"{new:,}") for key, now, new in changed)
         notes: list[Block] = [Table(heads, shown, frozenset({1, 2}))]
         notes += [Paragraph(Message("within.decay"), "warn")] if "lr_decay_iters" in found.changed else []
-        sections.append(Section(Message("within.change"), (*notes, *map(Paragraph, _warmup(plan, then)))))
+        sections.append(Section(Message("advice.diff"), (*notes, *map(Paragraph, _warmup(plan, then)))))
     subtitle = {"gpu": plan.place, "text": found.limit.text, "source": sources_of(then)}
     return Document(Message("within.title", {"name": name_of(plan)}), Message("within.subtitle", subtitle), sections)
 

@@ -414,7 +414,7 @@ def _slow(found: RanksExplained) -> list[Block]:
         return []
     if STRATEGIES[found.strategy].shards_weights:
         return [Paragraph(Message("ranks.all_wait", {"strategy": Message(f"cluster.strategy.{found.strategy}")}))]
-    if not found.told:
+    if not found.reported:
         return [Paragraph(Message("ranks.too_short"))]
     slow = [part for part in found.parts if part.behind is not None]
     if not slow:

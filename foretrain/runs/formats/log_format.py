@@ -16,7 +16,7 @@ MEMORY = ("allocated", "reserved", "active", "device")  # what a figure of memor
 # Where the time of a step is from: printed; the difference of times since the start; the lines' time stamps; a progress
 # bar's mean; or none.
 TimeSource = Literal["printed", "difference", "stamps", "bar", "none"]
-LossUnit = Literal["nats a token", "bits a byte", "a preference loss", "a policy loss"]
+LossUnit = Literal["nats per token", "bits a byte", "a preference loss", "a policy loss"]
 
 
 def pattern(*parts: str) -> re.Pattern[str]:
@@ -117,7 +117,7 @@ class LogFormat:
     title: str = ""  # the program's name as it is written, if that is another one
     place: int = 50  # the lower ones are tried first
     has_config: bool = False  # whether a config of foretrain's can describe its model
-    val_unit: LossUnit = "nats a token"  # of validation losses
+    val_unit: LossUnit = "nats per token"  # of validation losses
     h100_mfu: bool = False  # older versions divide by an H100's peak on every card
     fallback: bool = False  # used where no other format takes a line of the whole log
     counts_to_total: bool = False  # the last step has the number of all steps; else that less one

@@ -494,7 +494,7 @@ def test_folders_globs_and_files_in_one_order() -> None:
         Path(name).write_text("{}", "utf-8")
     assert [file.path for file in expand(["in/**/*t*"]).files] == ["in/b.txt", "in/sub/c.txt"]  # not what was prepared
     os.mkfifo("pipe.txt")
-    assert problem(expand, ["pipe.txt"]).id == "data.source_unreadable"
+    assert problem(expand, ["pipe.txt"]).id == "data.unreadable"
 
 
 def test_a_folder_that_cannot_be_listed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -511,7 +511,7 @@ def test_a_folder_that_cannot_be_listed_is_told(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(os, "scandir", refusing)
     error = problem(expand, ["in"])
-    assert (error.id, error.values["path"]) == ("data.source_unreadable", "in/locked")
+    assert (error.id, error.values["path"]) == ("data.unreadable", "in/locked")
 
 
 @pytest.mark.parametrize(

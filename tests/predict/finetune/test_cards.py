@@ -130,5 +130,5 @@ def test_the_screen_says_what_is_of_each_card() -> None:
     words = ("plan", MODEL, "--method", "lora", "--gpus", "2 x 3060", "--price", "0.7/h", "--dataset-tokens", "10M")
     shown = " ".join(foretrain(*words).stdout.split())
     assert "on each of 2 cards = 4,096 tokens per step" in shown
-    assert "an hour for each of 2 cards" in shown
+    assert "per hour for each of 2 cards" in shown
     assert "2 cards alone" in " ".join(foretrain(*words, "--full").stdout.split())

@@ -375,7 +375,7 @@ def test_an_option_that_is_typed_twice_is_noted() -> None:
     assert not resolve(["baby", "--batch_size=8", "--batch_size=8"]).notes  # over a preset it is what one types it for
 
 
-def test_a_search_for_the_largest_ends_within_what_an_option_takes() -> None:
+def test_a_search_ends_within_what_an_option_takes() -> None:
     searched = {name: option.largest[1] for name, option in OPTIONS.items() if option.largest}
     assert searched.keys() == {"n_layer", "block_size", "batch_size"}
     assert resolve([f"--{name}={most}" for name, most in searched.items() if name != "block_size"]).config

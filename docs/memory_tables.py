@@ -265,7 +265,7 @@ def types() -> str:
     return "\n\n".join([
         f"transformers {packages['transformers']} has {found['types']} model types with a head that is trained on labels. "
         f"Of {found['tried']} that were tried, {len(traced)} are planned ({len(traced) / found['tried']:.0%}), with their default "
-        f"configs. Of {len(compared)}, a narrow model was then trained on a CPU: the peaks of {len(compared) - len(far)} differ "
+        f"configs made small. Of {len(compared)}, a narrow model was then trained on a CPU: the peaks of {len(compared) - len(far)} differ "
         f"by at most {max(abs(row['error']) for row in compared if row not in far):.3%}"
         + (f", and more in {', '.join(row['model_type'] for row in far)}." if far else "."),
         table(
@@ -276,7 +276,8 @@ def types() -> str:
                 for kind, rows in sorted(kinds.items(), key=lambda pair: -len(pair[1]))
             ),
         ),
-        f"These {len(refused)} are refused, with the reason:",
+        f"These {len(refused)} are refused, with the reason. Where it is an error of transformers' own, the default config of the "
+        "type is often incomplete, and a published config.json can be planned:",
         table("type | why", (f"{row['model_type']} | {why_not(row)}" for row in refused)),
         f"(`python benchmarks/model_types.py`, {found['date']}; each row of the file has the commit that made it)",
     ])  # fmt: skip

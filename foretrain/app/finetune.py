@@ -99,7 +99,7 @@ def traced(
         check_exact(found, "--exact")
     if found.facts is None:
         return found  # it is traced already
-    if found.tune.method == "qlora" and found.facts.kept:
+    if any(note.id in ("four_bits_kept", "four_bits_unnamed") for note in found.notes):
         raise UserError("usage.finetune_bounded", option="--exact", keys=["llm_int8_skip_modules"])
     try:
         exact = exact_finetune(asked.source, found.tune, found.gpu, found.available_bytes, listen, settings)

@@ -338,8 +338,8 @@ class _Script:
         if len({*self.models}) > 1 and not trainings - {"dpo", "kto"}:
             names = sorted({str(each)[:40] for each in self.models})
             self.keys["models"] = Unread(f"from_pretrained of {' and '.join(names)}")
-        said = {"max_length", "max_seq_length", "model_max_length"} & self.keys.keys()
-        if self.length and not self.trainings and not said:
+        given = {"max_length", "max_seq_length", "model_max_length"} & self.keys.keys()
+        if self.length and not self.trainings and not given:
             self.keys["max_length"] = self.length
 
     def _take(self, name: str, node: ast.expr, key: str) -> None:

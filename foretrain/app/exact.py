@@ -57,7 +57,7 @@ def traced(found: Forecast, listen: Listen, alloc_conf: str = "") -> Forecast:
         check_exact(made, "--exact")
     if made.facts is None:
         return found  # it is traced already
-    if made.tune.method == "qlora" and made.facts.kept:
+    if any(note.id in ("four_bits_kept", "four_bits_unnamed") for note in made.notes):
         raise UserError("usage.finetune_bounded", option="--exact", keys=["llm_int8_skip_modules"])
     assert isinstance(found.run, FineTuning)
     with untraced():

@@ -48,7 +48,6 @@ COLUMNS = {  # of the data of TRL's trainers
 }
 PLAIN = Kind('"text" or "messages"')
 CLASSES = Kind('"text" and "label"')
-MASKED = "AutoModelForMaskedLM"
 
 ROWS = '''
 def rows_of(samples):
@@ -189,9 +188,9 @@ def text_of(plan: FineTunePlan, source: ModelSource, command: str, name: str) ->
         "tokenizer = AutoTokenizer.from_pretrained(MODEL)",
         "tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token",
         *loading(tune, auto),
-        *adapting(tune, auto),
+        *adapting(tune),
         *preparing(tune),
-        *training(tune, kind, auto),
+        *training(tune, kind),
     ]
     return "\n".join(lines) + "\n"
 
@@ -229,10 +228,8 @@ def auto_class(tune: FineTune, source: ModelSource) -> str:
     named: Any = source.config.get("architectures")
     if not isinstance(named, list):  # of a decoder with an estimate it is clear
         return "AutoModelForCausalLM" if source.facts else ""
-    if any(str(name).endswith(("ForCausalLM", "LMHeadModel")) for name in named):
-        return "AutoModelForCausalLM"
-    masked = tune.loop != TRL and any(str(name).endswith("ForMaskedLM") for name in named)
-    return MASKED if masked else ""
+    causal = any(str(name).endswith(("ForCausalLM", "LMHeadModel")) for name in named)
+    return "AutoModelForCausalLM" if causal else ""
 
 
 def call(start: str, values: Mapping[str, Any]) -> list[str]:
@@ -272,11 +269,10 @@ def loading(tune: FineTune, auto: str) -> list[str]:
     return [*lines, "model.config.pad_token_id = tokenizer.pad_token_id"] if tune.scores else lines
 
 
-def adapting(tune: FineTune, auto: str) -> list[str]:
+def adapting(tune: FineTune) -> list[str]:
     if not tune.adapters:
         return []
-    task = {"task_type": None} if auto == MASKED else {}  # peft has none for it
-    found = call("adapters = LoraConfig(", adapter_arguments(tune) | task)
+    found = call("adapters = LoraConfig(", adapter_arguments(tune))
     if tune.loop == TRL:
         return found
     if widens(tune):
@@ -304,7 +300,7 @@ def preparing(tune: FineTune) -> list[str]:
     return found
 
 
-def training(tune: FineTune, kind: Kind, auto: str) -> list[str]:
+def training(tune: FineTune, kind: Kind) -> list[str]:
     rates = PREFERENCE_RATES if tune.preferences and not tune.rewards else LEARNING_RATES
     given = {"output_dir": Name("given.output"), "max_steps": Name("given.max_steps")}
     given |= {"num_train_epochs": tune.epochs, "learning_rate": rates["adapters" if tune.adapters else "full"]}
@@ -322,8 +318,7 @@ def training(tune: FineTune, kind: Kind, auto: str) -> list[str]:
     parts |= {"eval_dataset": Name('parts["test"]')} if tune.evaluate else {}
     parts["processing_class"] = Name("tokenizer")
     if tune.loop != TRL:
-        collator = f"ForLanguageModeling(tokenizer, mlm={auto == MASKED})"
-        collator = "WithPadding(tokenizer)" if tune.scores else collator
+        collator = "WithPadding(tokenizer)" if tune.scores else "ForLanguageModeling(tokenizer, mlm=False)"
         parts["data_collator"] = Name(f"DataCollator{collator}")
     elif tune.adapters:
         parts["peft_config"] = Name("adapters")
@@ -343,11 +338,13 @@ def training(tune: FineTune, kind: Kind, auto: str) -> list[str]:
 
 
 def generating(tune: FineTune) -> dict[str, Any]:
-    found: dict[str, Any] = {"num_generations": tune.num_generations, "max_completion_length": Name("COMPLETION_LEN")}
-    found |= {"steps_per_generation": tune.micro_batches_generated, "num_iterations": tune.num_iterations}
-    found["beta"] = tune.beta
-    if tune.vllm != "no":
-        found |= {"use_vllm": True, "vllm_mode": tune.vllm}
-    if tune.vllm == "colocate":
-        found |= {"vllm_gpu_memory_utilization": tune.vllm_memory, "vllm_enable_sleep_mode": tune.vllm_sleep}
-    return found
+    on_card = {"vllm_gpu_memory_utilization": tune.vllm_memory, "vllm_enable_sleep_mode": tune.vllm_sleep}
+    return {
+        "num_generations": tune.num_generations,
+        "max_completion_length": Name("COMPLETION_LEN"),
+        "steps_per_generation": tune.micro_batches_generated,
+        "num_iterations": tune.num_iterations,
+        "beta": tune.beta,
+        **({"use_vllm": True, "vllm_mode": tune.vllm} if tune.vllm != "no" else {}),
+        **(on_card if tune.vllm == "colocate" else {}),
+    }

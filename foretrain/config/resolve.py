@@ -292,13 +292,10 @@ _OF_LLAMA2C |= {"max_seq_len": "block_size", "hidden_dim": "mlp_width"}
 _KEPT_OF_LLAMA2C = ("vocab_size", "batch_size", "gradient_accumulation_steps", "dropout", "max_iters", "learning_rate")
 
 
-def _of_llama2c(parsed: nanogpt_file.ParsedFile, path: str) -> UserError | None:
-    """The command that plans a file of llama2.c, whose Llama has tied embeddings; None of any other."""
-    keys = {setting.key: setting.value for setting in parsed.settings}
-    if not {"dim", "n_layers", "n_heads"} <= keys.keys():
-        return None
-    values = {"vocab_size": 32_000, **{name: keys[key] for key, name in _OF_LLAMA2C.items() if key in keys}}
-    values |= {key: keys[key] for key in _KEPT_OF_LLAMA2C if key in keys}
+def _of_llama2c(keys: Mapping[str, Any], path: str) -> UserError:
+    """The command that plans a file of llama2.c, whose Llama has tied embeddings."""
+    names = {**_OF_LLAMA2C, **{key: key for key in _KEPT_OF_LLAMA2C}}
+    values = {"vocab_size": 32_000} | {name: keys[key] for key, name in names.items() if key in keys}
     each, width = keys.get("multiple_of", 32), values["n_embd"]
     if type(each) is int and type(width) is int and each > 0:
         values.setdefault("mlp_width", -(-(8 * width // 3) // each) * each)
@@ -308,8 +305,9 @@ def _of_llama2c(parsed: nanogpt_file.ParsedFile, path: str) -> UserError | None:
 
 
 def _add_parsed(parsed: nanogpt_file.ParsedFile, path: str, found: _Collected) -> None:
-    if problem := _of_llama2c(parsed, path):
-        found.problems.append(problem)
+    keys = {setting.key: setting.value for setting in parsed.settings}
+    if {"dim", "n_layers", "n_heads"} <= keys.keys():
+        found.problems.append(_of_llama2c(keys, path))
         return
     found.notes += parsed.notes
     found.problems += parsed.problems

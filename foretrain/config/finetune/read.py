@@ -27,7 +27,7 @@ from foretrain.config.finetune.options import (
     FineTune,
     asked,
 )
-from foretrain.config.finetune.shell_file import SHELL, ShellCommand, command_of
+from foretrain.config.finetune.shell_file import SHELL, command_of
 from foretrain.config.finetune.table import FileSettings, Table
 from foretrain.config.finetune.together import idle_note, whole
 from foretrain.config.finetune.words import COSTS, parse_words
@@ -122,13 +122,8 @@ def read_finetune(
         model = unquantized(model)
     model, tune = _as_copied(model, tune, repository_in(model.where) or named, origins)
     read_from = {"unsloth": reading.origins.get("loop", "default")} if tune.unsloth else {}
-    return (
-        model,
-        tune,
-        reading.model_copy(
-            update={"costs": costs, "origins": {**read_from, **reading.origins}, "notes": (*word_notes, *reading.notes)}
-        ),
-    )
+    update = {"costs": costs, "origins": {**read_from, **reading.origins}, "notes": (*word_notes, *reading.notes)}
+    return model, tune, reading.model_copy(update=update)
 
 
 def _as_copied(
@@ -166,20 +161,7 @@ def reading_of(found: FileSettings, model: ModelSource | None, origins: Mapping[
 
 def read_file(path: Path, format: str = "") -> FileSettings:
     """What a trainer's config file says, without looking for its model. Raises UserError."""
-    if path.suffix == SHELL:
-        return _settings_of_shell(command_of(read_text_of(path), str(path)), str(path), format, path.parent)
     return settings_of(read_text_of(path), str(path), format, script=path.suffix in SCRIPTS, folder=path.parent)
-
-
-def _settings_of_shell(command: ShellCommand, source: str, format: str, folder: Path) -> FileSettings:
-    format = format or command.format or format_of(command.keys, source)
-    found = FileSettings(format, source, folder=folder)
-    if command.cards > 1:
-        found.cards, found.cards_key = command.cards, "nproc_per_node"
-    FORMATS[format].read(Table(command.keys, found), "")
-    found.values.setdefault("amp", "no")
-    found.unplanned |= dict.fromkeys(command.unread, "unknown")
-    return found
 
 
 def settings_of(text: str, source: str, format: str = "", *, script: bool, folder: Path | None = None) -> FileSettings:
@@ -188,6 +170,10 @@ def settings_of(text: str, source: str, format: str = "", *, script: bool, folde
         called, keys = table_of_script(text, source)
         found = FileSettings(format or called, source, called=True)
         keys = without_unread(keys, found)
+    elif source.endswith(SHELL):
+        keys, named, unread, cards = command_of(text, source)
+        found = FileSettings(format or named or format_of(keys, source), source, cards=cards)
+        found.cards_key, found.unplanned = "nproc_per_node", dict.fromkeys(unread, "unknown")
     else:
         keys = table_of(text, source)
         found = FileSettings(format or format_of(keys, source), source)
@@ -226,12 +212,10 @@ def is_finetune_file(source: str) -> bool:
         return False
     if path.suffix != ".py":
         return True
-    text = ""
     try:
-        text = read_text_of(path)
-        table_of_script(text, source)
+        table_of_script(read_text_of(path), source)
     except UserError:
-        return bool(_OF_TRAINER.search(text))  # whose calls are elsewhere
+        return False
     return True
 
 
@@ -331,9 +315,8 @@ def _match_targets(found: FileSettings, facts: ModelFacts) -> None:
 
 def _notes(found: FileSettings, model: ModelSource | None, origins: Mapping[str, str]) -> tuple[Note, ...]:
     """What the user should know of the reading."""
-    notes = (
-        [Note(id="finetune_read_as", values={"where": found.source, "format": found.format})] if found.format else []
-    )
+    read_as = Note(id="finetune_read_as", values={"where": found.source, "format": found.format})
+    notes = [read_as] if found.format else []
     if found.unknown:
         notes.append(Note(id="finetune_unknown", values={"where": found.source, "keys": found.unknown}))
     if found.unplanned:
@@ -352,7 +335,6 @@ def _notes(found: FileSettings, model: ModelSource | None, origins: Mapping[str,
     return tuple(notes)
 
 
-_OF_TRAINER = re.compile(r"^\s*(?:import|from)\s+(?:trl|unsloth)\b", re.MULTILINE)
 _SCRIPT = re.compile(r"^(?:import|from)\s+\w", re.MULTILINE)
 
 

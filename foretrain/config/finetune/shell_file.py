@@ -26,10 +26,10 @@ class ShellCommand(NamedTuple):
     """`format`: of the trainer it starts; "" where the options must tell. `unread`: a script whose own code decides,
     and options of what launches it."""
 
-    format: str
     keys: dict[str, Any]
-    cards: int
+    format: str
     unread: tuple[str, ...]
+    cards: int
 
 
 def command_of(text: str, source: str) -> ShellCommand:
@@ -76,19 +76,21 @@ def _command(words: Sequence[str], names: dict[str, str]) -> ShellCommand | None
     counts = [launched.pop(key, 0) for key in _PROCESSES] + [_value(names.get("NPROC_PER_NODE", ""))]
     cards = next((count for count in counts if type(count) is int and count), 0)
     unread = tuple(f"{key} = {value}"[:60] for key, value in launched.items() if not key.startswith(_OF_PROCESSES))
-    named = [part for part in start if part[:2] != "--"]
-    parts = script[0].removesuffix(".py").split("/")[-2:] if script else named[-2:]
-    match parts:
+    named, format = [part for part in start if part[:2] != "--"], ""
+    match script[0].removesuffix(".py").split("/")[-2:] if script else named[-2:]:
         case ["swift" | "cli", "sft" | "pt" | "rlhf"]:
-            return ShellCommand("ms-swift", own, cards, unread)
+            format = "ms-swift"
         case ["llamafactory-cli", "train"]:
-            return ShellCommand("llama-factory", own, cards, unread)
+            format = "llama-factory"
         case ["trl" | "scripts", kind] if kind in _TRL:
-            return ShellCommand("trl", {"training": kind, **own}, cards, unread)
-    if script and {"stage", "finetuning_type"} <= own.keys():
-        return ShellCommand("llama-factory", own, cards, unread)
-    known = script and any(key in own for key in ("per_device_train_batch_size", "model_name_or_path"))
-    return ShellCommand("", own, cards, (script[0], *unread)) if script and known else None
+            format, own = "trl", {"training": kind, **own}
+        case _ if script and {"stage", "finetuning_type"} <= own.keys():
+            format = "llama-factory"
+        case _ if script and {"per_device_train_batch_size", "model_name_or_path"} & own.keys():
+            unread = (script[0], *unread)
+        case _:
+            return None
+    return ShellCommand(own, format, unread, cards)
 
 
 def _options(words: Sequence[str]) -> Iterator[tuple[str, Any]]:

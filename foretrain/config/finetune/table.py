@@ -21,6 +21,7 @@ _DECIDES = re.compile(
     r"quant|bit(s|$|_)|fp8|nvfp|offload|zero|shard|parallel|kernel|attn|attention|optim|checkpointing|recompute|galore"
     r"|lomo|badam|apollo|reward|teacher|distil|critic|ref_model|rollout|vllm|freez|cross_entropy|loss_(fn|type|func)"
 )
+_NOTHING: Mapping[str, str] = MappingProxyType({})
 KINDS: dict[str, Bound] = {"at_least": "at_least", "at_most": "at_most"}
 _OF_CARDS = ("_dim", "_size", "_degree")
 _TRACKERS = ("wandb", "mlflow", "comet", "trackio", "swanlab", "hub_", "push_to_hub", "hf_", "tensorboard", "neptune")
@@ -96,9 +97,8 @@ class Table:
             return default
         result = flag(value)
         if result is None:
-            raise UserError(
-                "config.finetune_flag", key=self.name(key), value=value_as_written(value), source=self.found.source
-            )
+            id, written = "config.finetune_flag", value_as_written(value)
+            raise UserError(id, key=self.name(key), value=written, source=self.found.source)
         return result
 
     def word(self, key: str, default: str = "") -> str:
@@ -107,9 +107,8 @@ class Table:
         if value is None:
             return default
         if not isinstance(value, str):
-            raise UserError(
-                "config.finetune_text", key=self.name(key), value=value_as_written(value), source=self.found.source
-            )
+            id, written = "config.finetune_text", value_as_written(value)
+            raise UserError(id, key=self.name(key), value=written, source=self.found.source)
         return value
 
     def put(self, option: str, *keys: str) -> bool:
@@ -144,9 +143,8 @@ class Table:
         self.taken.add(key)
         text = self.name(key)
         if isinstance(value, str | int | float | bool):
-            text = (
-                f"{text} = {value if isinstance(value, str) and _SHORT.fullmatch(value) else value_as_written(value)}"
-            )
+            plain = isinstance(value, str) and _SHORT.fullmatch(value)
+            text = f"{text} = {value if plain else value_as_written(value)}"
         if instead:
             text = f"{text} (planned as {instead})"
         before = self.found.unplanned.get(text, bound)
@@ -158,10 +156,7 @@ class Table:
         return text if _SHORT.fullmatch(text) else value_as_written(text)[:_MOST_NAMED]
 
     def rest(
-        self,
-        harmless: Collection[str] = (),
-        decisive: Collection[str] = (),
-        known: Mapping[str, str] = MappingProxyType({}),
+        self, harmless: Collection[str] = (), decisive: Collection[str] = (), known: Mapping[str, str] = _NOTHING
     ) -> None:
         """Sort the keys that were not taken: what changes nothing (null, false, 0, empty, a size of one card, a
         tracker's), is not planned, is not known. `known`: by known_keys."""

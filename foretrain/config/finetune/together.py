@@ -68,13 +68,8 @@ def whole(tune: FineTune, typed: Mapping[str, str], facts: ModelFacts | None) ->
         raise UserError("usage.finetune_no_epochs", option=typed["epochs"])
     for name, why in idle(tune).items():
         if name in typed:
-            raise UserError(
-                f"usage.finetune_idle.{why}",
-                option=typed[name],
-                method=tune.method,
-                training=tune.training,
-                strategy=tune.strategy,
-            )
+            values = {"method": tune.method, "training": tune.training, "strategy": tune.strategy}
+            raise UserError(f"usage.finetune_idle.{why}", option=typed[name], **values)
     if "attn" in typed and tune.attn == "eager" and _own_attention(tune, facts):
         raise UserError("usage.unsloth_eager", option=f"{typed['attn']} {tune.attn}")
     return tune

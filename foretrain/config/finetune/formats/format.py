@@ -136,6 +136,5 @@ def targets(table: Table, *keys: str) -> None:
         value = table.take(key)
         if value is not None:
             words = [value] if isinstance(value, str) else value
-            table.give(
-                "lora_targets", "all-linear" if words in (["all"], ["all-linear"], ["all_linear"]) else value, key
-            )
+            every = words in (["all"], ["all-linear"], ["all_linear"])
+            table.give("lora_targets", "all-linear" if every else value, key)

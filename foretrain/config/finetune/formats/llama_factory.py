@@ -18,9 +18,7 @@ _NOT_TRAINING = ("export_dir", "infer_backend")
 
 def read(table: Table, text: str) -> None:
     found = table.found
-    trains = table.flag("do_train") or any(
-        key in table.keys for key in ("learning_rate", "per_device_train_batch_size")
-    )
+    trains = table.flag("do_train") or bool({"learning_rate", "per_device_train_batch_size"} & table.keys.keys())
     if not table.flag("do_train") and (key := next((k for k in ("do_predict", "do_eval") if table.flag(k)), None)):
         raise UserError("config.finetune_not_training", path=found.source, key=key)
     if not trains and any(key in table.keys for key in (*_NOT_TRAINING, "tokenized_path")):

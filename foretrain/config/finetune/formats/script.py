@@ -338,14 +338,10 @@ class _Script:
         elif self.trainings:
             self.keys["training"] = "sft"
         if len({*self.models}) > 1 and not trainings - {"dpo", "kto"}:
-            self.keys["models"] = Unread(
-                f"from_pretrained of {' and '.join(sorted({str(each)[:40] for each in self.models}))}"
-            )
-        if (
-            self.length
-            and not self.trainings
-            and not {"max_length", "max_seq_length", "model_max_length"} & self.keys.keys()
-        ):
+            names = sorted({str(each)[:40] for each in self.models})
+            self.keys["models"] = Unread(f"from_pretrained of {' and '.join(names)}")
+        given = {"max_length", "max_seq_length", "model_max_length"} & self.keys.keys()
+        if self.length and not self.trainings and not given:
             self.keys["max_length"] = self.length
 
     def _take(self, name: str, node: ast.expr, key: str) -> None:

@@ -45,9 +45,8 @@ def read(table: Table, text: str) -> None:
     four_bit = table.flag("load_in_4bit", default=loads) and not full and not table.flag("load_in_16bit")
     refuse_two_precisions(table, four_bit and "load_in_4bit" in table.keys, "load_in_8bit", "load_in_fp8")
     four_bit = four_bit and not any(table.keys.get(key) for key in ("load_in_8bit", "load_in_fp8"))
-    key = next(
-        (key for key in ("full_finetuning", "training_type", "load_in_4bit") if key in table.keys), "load_in_4bit"
-    )
+    given = [key for key in ("full_finetuning", "training_type") if key in table.keys]
+    key = next(iter(given), "load_in_4bit")
     method_of(table, key, adapters=not full, four_bit=four_bit, dora=table.flag("use_dora"))
     adapter_keys(table)
     table.rest(known=known_keys("training", "adapter", "unsloth"))
@@ -64,18 +63,10 @@ _KEYS = frozenset(("full_finetuning", "random_state", "use_gradient_checkpointin
     "loftq_config", "load_in_16bit", "use_exact_model_name", "finetune_vision_layers", "finetune_language_layers",
     "finetune_attention_modules", "finetune_mlp_modules", "unsloth_tiled_mlp", "float8_kv_cache", "offload_embedding",
     "finetune_last_n_layers", "qat_scheme"))  # fmt: skip
-_OF_SECTIONS = _KEYS | {
-    "training_type",
-    "train_on_completions",
-    "format_type",
-    "vision_all_linear",
-    "use_loftq",
-    "local_dataset",
-    "enable_wandb",
-    "enable_tensorboard",
-    "tensorboard_dir",
-    "log_frequency",
-}
+_OF_SECTIONS = (
+    "training_type train_on_completions format_type vision_all_linear use_loftq local_dataset enable_wandb "
+    "enable_tensorboard tensorboard_dir log_frequency"
+)
 
 
 def _fits(table: Mapping[str, Any]) -> bool:
@@ -84,7 +75,7 @@ def _fits(table: Mapping[str, Any]) -> bool:
     words = [
         part.get(key) for part in (table, inside) for key in ("use_gradient_checkpointing", "gradient_checkpointing")
     ]
-    return "unsloth" in words or len(inside.keys() & _OF_SECTIONS) >= 2
+    return "unsloth" in words or len(inside.keys() & _KEYS.union(_OF_SECTIONS.split())) >= 2
 
 
 FORMAT = Format("unsloth", _KEYS, read, _fits)

@@ -14,7 +14,7 @@ from foretrain.base.processes import Parent, end_group, need_fork
 from foretrain.base.records import Record
 from foretrain.config.options import RunConfig
 from foretrain.hardware.cpu import cores_each
-from foretrain.measure.trial import FailedTrial, StepsChild
+from foretrain.measure.trial import Fault, StepsChild
 
 IS_OTHER = "FORETRAIN_TUNE_RANK" in os.environ
 
@@ -92,20 +92,18 @@ class Pool:
     def holds(self, config: RunConfig) -> bool:
         return config.model_dump_json() in self._children
 
-    def burst(
-        self, config: RunConfig, seconds: float, limit_s: float, expected_bytes: int | None
-    ) -> Burst | FailedTrial:
+    def burst(self, config: RunConfig, seconds: float, limit_s: float, expected_bytes: int | None) -> Burst | Fault:
         key, began, seen = config.model_dump_json(), time.monotonic(), {}
         new = key not in self._children
         if new:
             self._make_room(max(self._seen.get(key, 0), expected_bytes or 0))
             found = self._start(key, config, limit_s)
-            if isinstance(found, FailedTrial):
+            if isinstance(found, Fault):
                 return found
             seen = found
         ready_s = time.monotonic() - began if new else 0.0
         found = self._ask(key, {"burst": seconds}, max(1.0, limit_s - ready_s))
-        if isinstance(found, FailedTrial):
+        if isinstance(found, Fault):
             return found
         times = sorted(found["times"])
         return Burst(
@@ -113,21 +111,21 @@ class Pool:
             elsewhere=found["elsewhere"], loss=seen.get("loss"),
         )  # fmt: skip
 
-    def evaluate(self, config: RunConfig, limit_s: float, expected_bytes: int | None) -> int | FailedTrial:
+    def evaluate(self, config: RunConfig, limit_s: float, expected_bytes: int | None) -> int | Fault:
         """Evaluate beside the training state; return the peak in bytes, or why there is none."""
         key = config.model_dump_json()
         if key not in self._children:
             self._make_room(max(self._seen.get(key, 0), expected_bytes or 0))
             found = self._start(key, config, limit_s)
-            if isinstance(found, FailedTrial):
+            if isinstance(found, Fault):
                 return found
         found = self._ask(key, {"evaluate": True}, limit_s)
-        return found if isinstance(found, FailedTrial) else int(found["peak_bytes"])
+        return found if isinstance(found, Fault) else int(found["peak_bytes"])
 
     def drop(self, config: RunConfig) -> None:
         self._end(config.model_dump_json())
 
-    def _start(self, key: str, config: RunConfig, limit_s: float) -> dict[str, Any] | FailedTrial:
+    def _start(self, key: str, config: RunConfig, limit_s: float) -> dict[str, Any] | Fault:
         job = {
             "config": config.model_dump(mode="json"), "cap_bytes": self.cap_bytes, "cpu_clock": self.cpu_clock,
             "scratch": self.scratch, "world": self.world,
@@ -140,17 +138,17 @@ class Pool:
         child.send(job)
         return self._listen(key, limit_s)
 
-    def _ask(self, key: str, order: dict[str, Any], limit_s: float) -> dict[str, Any] | FailedTrial:
+    def _ask(self, key: str, order: dict[str, Any], limit_s: float) -> dict[str, Any] | Fault:
         child = self._children.pop(key)
         self._children[key] = child  # most recently used
         child.send(order)
         return self._listen(key, limit_s)
 
-    def _listen(self, key: str, limit_s: float) -> dict[str, Any] | FailedTrial:
+    def _listen(self, key: str, limit_s: float) -> dict[str, Any] | Fault:
         child = self._children[key]
         found = child.answer(limit_s)
         self._seen[key] = child.peak_bytes
-        if isinstance(found, FailedTrial):
+        if isinstance(found, Fault):
             self._end(key)
         return found
 

@@ -24,7 +24,7 @@ class Trial(Record):
     problem: str = ""
 
 
-class FailedTrial(Record):
+class Fault(Record):
     reason: Literal["memory", "timeout", "failed"]
     peak_bytes: int = 0
     problem: str = ""
@@ -35,21 +35,21 @@ class StepsChild(processes.Child):
         super().__init__(module, env=variables)
         self.config, self.cap_bytes, self.peak_bytes = config, cap_bytes, 0
 
-    def answer(self, limit_s: float = math.inf) -> dict[str, Any] | FailedTrial:
+    def answer(self, limit_s: float = math.inf) -> dict[str, Any] | Fault:
         end, watched = time.monotonic() + limit_s, config_on_cpu(self.config) and self.cap_bytes is not None
         while (found := self.receive(LOOK_EVERY_S)) is None:
             if watched:
                 self.peak_bytes = max(self.peak_bytes, resident_bytes(self.pid) or 0)
                 if self.peak_bytes > (self.cap_bytes or 0):
-                    return FailedTrial(reason="memory", peak_bytes=self.peak_bytes)
+                    return Fault(reason="memory", peak_bytes=self.peak_bytes)
             if time.monotonic() > end:
-                return FailedTrial(reason="timeout", peak_bytes=self.peak_bytes)
+                return Fault(reason="timeout", peak_bytes=self.peak_bytes)
         if isinstance(found, processes.ProcessExit):
             if found.is_killed and config_on_cpu(self.config):  # by the system, for want of memory
-                return FailedTrial(reason="memory", peak_bytes=self.peak_bytes)
-            return FailedTrial(reason="failed", peak_bytes=self.peak_bytes, problem=problem_of(found))
+                return Fault(reason="memory", peak_bytes=self.peak_bytes)
+            return Fault(reason="failed", peak_bytes=self.peak_bytes, problem=problem_of(found))
         self.peak_bytes = max(self.peak_bytes, found.value.get("peak_bytes", 0))
-        return FailedTrial(reason="memory", peak_bytes=self.peak_bytes) if "died" in found.value else found.value
+        return Fault(reason="memory", peak_bytes=self.peak_bytes) if "died" in found.value else found.value
 
 
 def run_trial(config: RunConfig, cap_bytes: int | None) -> Trial:
@@ -59,7 +59,7 @@ def run_trial(config: RunConfig, cap_bytes: int | None) -> Trial:
         found = child.answer()
     finally:
         child.end()
-    failed = isinstance(found, FailedTrial)
+    failed = isinstance(found, Fault)
     return Trial(
         batch_size=config.batch_size, lived=not failed or found.reason == "failed", peak_bytes=child.peak_bytes,
         problem=found.problem if failed else "",

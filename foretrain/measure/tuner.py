@@ -16,7 +16,7 @@ from foretrain.config.options import OPTIONS, RunConfig, named
 from foretrain.hardware.catalogue import Dtype, Gpu
 from foretrain.measure.pool import Burst
 from foretrain.measure.space import TUNABLE, Setting, fitting, forecast_memory, forecast_s, log_forecasts
-from foretrain.measure.trial import FailedTrial
+from foretrain.measure.trial import Fault
 from foretrain.measure.tune_record import (
     EXPLORE_S,
     LOOKS,
@@ -140,11 +140,9 @@ Listen = Callable[[str, dict[str, Any]], None]
 
 
 class Bench(Protocol):
-    def burst(
-        self, config: RunConfig, seconds: float, limit_s: float, expected_bytes: int | None
-    ) -> Burst | FailedTrial: ...
+    def burst(self, config: RunConfig, seconds: float, limit_s: float, expected_bytes: int | None) -> Burst | Fault: ...
 
-    def evaluate(self, config: RunConfig, limit_s: float, expected_bytes: int | None) -> int | FailedTrial: ...
+    def evaluate(self, config: RunConfig, limit_s: float, expected_bytes: int | None) -> int | Fault: ...
 
     def holds(self, config: RunConfig) -> bool: ...
 
@@ -185,7 +183,7 @@ class TriedSetting:
     bursts: list[Burst] = field(default_factory=list)
     started_s: float = 0.0
     peak_bytes: int = 0
-    failure: FailedTrial | None = None
+    failure: Fault | None = None
     changed: bool = False
     paired: bool = True
 
@@ -347,7 +345,7 @@ class Tuner:
         limit_s = max(10.0, limit_s)
         found = self.bench.burst(self.settings[number].config, seconds, limit_s, trial.predicted_bytes)
         trial.peak_bytes = max(trial.peak_bytes, found.peak_bytes)
-        if isinstance(found, FailedTrial):
+        if isinstance(found, Fault):
             trial.failure = found
             return None
         trial.bursts.append(found)
@@ -481,7 +479,7 @@ class Tuner:
         if room is None or (config.compile and trial.peak_bytes < room / 2):
             return True
         found = self.bench.evaluate(config, max(60.0, self.end - self.clock()), trial.predicted_bytes)
-        if isinstance(found, FailedTrial):
+        if isinstance(found, Fault):
             trial.failure, trial.peak_bytes = found, max(trial.peak_bytes, found.peak_bytes)
             return False
         trial.peak_bytes = max(trial.peak_bytes, found)

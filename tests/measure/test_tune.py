@@ -52,7 +52,7 @@ from foretrain.measure.space import (
     settings,
 )
 from foretrain.measure.timed_step import TimedStep, rows_of
-from foretrain.measure.trial import FailedTrial
+from foretrain.measure.trial import Fault
 from foretrain.measure.tune_record import LOOKS, ForecastError, Race, TuneTrial, Tuning, estimate, with_pareto
 from foretrain.measure.tuner import Limits, Model, Outlook, Tuner
 from foretrain.predict.spec import StepSpec
@@ -212,7 +212,7 @@ class Machinery:
         self.seed, self.noise, self.hits, self.start_s = seed, noise, hits, start_s
         self.random, self.now = random.Random(seed), 0.0
         self.alive: set[str] = set()
-        self.failures: dict[str, FailedTrial] = {}  # by what the config's text has in it
+        self.failures: dict[str, Fault] = {}  # by what the config's text has in it
         self.loss = lambda config: 5.5
 
     def effect(self, spread: float, *what: Any) -> float:
@@ -234,12 +234,10 @@ class Machinery:
     def drop(self, config: RunConfig) -> None:
         self.alive.discard(config.model_dump_json())
 
-    def evaluate(self, config: RunConfig, limit_s: float, expected_bytes: int | None) -> int | FailedTrial:
+    def evaluate(self, config: RunConfig, limit_s: float, expected_bytes: int | None) -> int | Fault:
         return self.failures.get("evaluate", 10**8)
 
-    def burst(
-        self, config: RunConfig, seconds: float, limit_s: float, expected_bytes: int | None
-    ) -> Burst | FailedTrial:
+    def burst(self, config: RunConfig, seconds: float, limit_s: float, expected_bytes: int | None) -> Burst | Fault:
         text = config.model_dump_json()
         for part, failure in self.failures.items():
             if part in text:
@@ -302,14 +300,14 @@ def test_a_config_that_is_as_good_as_any_is_left_alone() -> None:
 
 def test_deaths_teach_and_are_told() -> None:
     bench = Machinery(1)
-    bench.failures = {f'"batch_size":{n},': FailedTrial(reason="memory", peak_bytes=9 << 30) for n in (16, 24, 48)}
+    bench.failures = {f'"batch_size":{n},': Fault(reason="memory", peak_bytes=9 << 30) for n in (16, 24, 48)}
     tuner = search(space("batch_size"), bench, trials=10)
     tried = [int(tuner.settings[n].levels[0]) for n in tuner.tried]
     dead = [batch for batch in tried if batch >= 16]
     assert dead == sorted(dead, reverse=True)  # what is larger than one that died is never tried after it
     assert tune_answer.answer(tuner)["config"].batch_size < 16
     bench = Machinery(1)
-    bench.failures = {'"dtype":"bfloat16"': FailedTrial(reason="failed", problem="RuntimeError: no")}
+    bench.failures = {'"dtype":"bfloat16"': Fault(reason="failed", problem="RuntimeError: no")}
     tuner = search(space("batch_size", "dtype"), bench, trials=20)
     failed = [t for t in tuner.tried.values() if t.failure is not None]
     assert 1 <= len(failed) <= 4  # two of each level, then the level is left alone
@@ -319,12 +317,12 @@ def test_deaths_teach_and_are_told() -> None:
 @pytest.mark.parametrize(
     ("failure", "id"),
     [
-        (FailedTrial(reason="memory", peak_bytes=5), "memory.tune_none_lives"),
-        (FailedTrial(reason="failed", problem="x"), "environment.tune_failed"),
-        (FailedTrial(reason="timeout"), "check.tune_too_slow"),
+        (Fault(reason="memory", peak_bytes=5), "memory.tune_none_lives"),
+        (Fault(reason="failed", problem="x"), "environment.tune_failed"),
+        (Fault(reason="timeout"), "check.tune_too_slow"),
     ],
 )
-def test_where_nothing_lives_one_sentence_says_why(failure: FailedTrial, id: str) -> None:
+def test_where_nothing_lives_one_sentence_says_why(failure: Fault, id: str) -> None:
     bench = Machinery(1)
     bench.failures = {"{": failure}
     with refused(id) as caught:
@@ -347,9 +345,9 @@ def test_a_winner_that_cannot_evaluate_is_none(monkeypatch: pytest.MonkeyPatch) 
     tuner = Tuner(space("batch_size"), Outlook(GPU, "float32", 8 << 30, False), bench, Limits(60.0), bench.clock)
     asked: list[int] = []
 
-    def evaluate(config: RunConfig, limit_s: float, expected_bytes: int | None) -> int | FailedTrial:
+    def evaluate(config: RunConfig, limit_s: float, expected_bytes: int | None) -> int | Fault:
         asked.append(config.batch_size)
-        return FailedTrial(reason="memory", peak_bytes=9 << 30) if len(asked) == 1 else 10**8
+        return Fault(reason="memory", peak_bytes=9 << 30) if len(asked) == 1 else 10**8
 
     monkeypatch.setattr(bench, "evaluate", evaluate)
     tuner.run()
@@ -392,16 +390,14 @@ class SlowMachinery(Machinery):
     def true_s(self, config: RunConfig) -> float:
         return self.step_s * math.exp(self.effect(0.1, config.batch_size))
 
-    def burst(
-        self, config: RunConfig, seconds: float, limit_s: float, expected_bytes: int | None
-    ) -> Burst | FailedTrial:
+    def burst(self, config: RunConfig, seconds: float, limit_s: float, expected_bytes: int | None) -> Burst | Fault:
         text, micro_s = config.model_dump_json(), self.true_s(config) / config.gradient_accumulation_steps
         timed_s = micro_s * min(config.gradient_accumulation_steps, max(2, math.ceil(1.0 / micro_s)))
         started_s = 0.0 if text in self.alive else self.start_s + 2 * timed_s
         taken_s = started_s + max(seconds, 2 * timed_s)
         self.now += min(taken_s, limit_s)
         if taken_s > limit_s:
-            return FailedTrial(reason="timeout")
+            return Fault(reason="timeout")
         self.alive.add(text)
         return Burst(step_s=self.true_s(config), steps=2, peak_bytes=10**8, started_s=started_s, loss=5.5)
 
@@ -543,12 +539,12 @@ def test_children_time_die_and_leave_nothing_behind() -> None:
         child = next(iter(pool._children.values())).process.pid
         os.kill(child, signal.SIGKILL)  # what the system's own killer does
         killed = pool.burst(config, 0.05, 600, None)
-        assert isinstance(killed, FailedTrial)
+        assert isinstance(killed, Fault)
         assert killed.reason == "memory"
         assert not alive(child)
         large = config.model_copy(update={"n_embd": 1536, "n_layer": 12})
         died = pool.burst(large, 0.05, 600, None)
-        assert isinstance(died, FailedTrial)
+        assert isinstance(died, Fault)
         assert died.reason == "memory"
         assert died.peak_bytes > 600 << 20
         assert not pool._children
@@ -566,7 +562,7 @@ def test_what_hangs_or_fails_is_ended_and_told(own_directory: Path, monkeypatch:
         assert pool.burst(config, 0.05, 0.0, None).model_dump()["reason"] == "timeout"
         assert not pool._children
         odd = pool.burst(config.model_copy(update={"n_embd": 33}), 0.05, 600, None)
-        assert isinstance(odd, FailedTrial)
+        assert isinstance(odd, Fault)
         assert odd.reason == "failed"
         assert "Error" in odd.problem
         assert "exit code 1" in odd.problem

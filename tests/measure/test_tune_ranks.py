@@ -29,7 +29,7 @@ from foretrain.measure.space import (
     options,
     settings,
 )
-from foretrain.measure.trial import FailedTrial
+from foretrain.measure.trial import Fault
 from foretrain.predict.ranks import rank_spec
 from tests.kit.command import foretrain
 from tests.kit.tiny import tiny
@@ -104,7 +104,7 @@ def test_ranks_are_timed_together_and_end_together() -> None:
         (other,) = [pid for pid in _group(leader) if pid != leader]
         os.kill(other, signal.SIGKILL)
         died = pool.burst(config, 0.05, 600, None)
-        assert isinstance(died, FailedTrial)
+        assert isinstance(died, Fault)
         assert died.reason == "failed"
         groups = [child.process.pid for child in pool._children.values()]
         assert len(groups) == 1

@@ -158,7 +158,7 @@ def test_stop_keeps_predictions_and_the_next_run_goes_on(tmp_path: Path, monkeyp
             raise KeyboardInterrupt
         return {"said": {"peak": 4096}}
 
-    monkeypatch.setattr(program, "said_of", said_of)
+    monkeypatch.setattr(program, "prediction_of", said_of)
     monkeypatch.setattr(program, "commit", lambda: "")
     monkeypatch.setattr(sys, "argv", ["accuracy", "--out", str(out), "--only", first, second])
     with pytest.raises(KeyboardInterrupt):

@@ -365,8 +365,8 @@ def test_a_tracker_that_hangs_is_not_waited_for(stand_in: Callable[..., None], m
     made.give_up()
     assert made.ended(30)
     told = {}
-    while not made.told.empty():
-        id, values = made.told.get()
+    while not made.events.empty():
+        id, values = made.events.get()
         told[id] = values
     assert told["tracker_slow"]["tracker"] == "trackio"
     assert told["tracker_behind"]["count"] > 1000

@@ -147,7 +147,7 @@ def exact(
 
 
 def answer(question: dict[str, Any], traces: Sequence[Trace], settings: Settings | None = None) -> Exact:
-    """Answer from whole traces, as plain values ask for it (forecast.py, Question.told)."""
+    """Answer from whole traces, as plain values ask for it (forecast.py, Question.as_json)."""
     return exact(
         traces, RunMemory.model_validate(question["ledger"]), available_bytes=question["available_bytes"],
         settings=settings or Settings.parse(question["settings"]), capped=question["capped"],

@@ -181,13 +181,13 @@ def short(plan: AnyPlan | None, change: Advice) -> str:
     """Return its rules with their values, how cards share a step, or what to type."""
     if plan is None or isinstance(plan, FineTunePlan | InferencePlan):
         return " ".join(words_of(change))
-    changes_text = " + ".join(_short(plan, change, rule).text() for rule in change.rules)
+    text = " + ".join(_short(plan, change, rule).text() for rule in change.rules)
     ways = {"strategy", "resharding", "hold_gradients"} & set(change.rules)
     if not isinstance(plan, ClusterPlan) or change.shared is None or ways:
-        return changes_text
+        return text
     if change.shared.way == Way.of(plan.best or plan.least):
-        return changes_text
-    return Message("advice.with_way", {"change": changes_text, "way": way_name(change.shared.way)}).text()
+        return text
+    return Message("advice.with_way", {"change": text, "way": way_name(change.shared.way)}).text()
 
 
 def _short(plan: Plan | ClusterPlan, advice: Advice, rule: str) -> Message:
@@ -215,14 +215,8 @@ def change_text(
 ) -> str:
     """A change with what planning it says: what it needs, whether it fits, and unless `brief` what time it takes."""
     effect = change.effect
-    changes_text = (
-        f"{short(plan, change)} *" if change.step is None and change.learns_otherwise else short(plan, change)
-    )
-    values = {
-        "change": changes_text,
-        "needed": needed or (effect.needed_bytes,) * 3,
-        "available": effect.available_bytes or 0,
-    }
+    text = f"{short(plan, change)} *" if change.step is None and change.learns_otherwise else short(plan, change)
+    values = {"change": text, "needed": needed or (effect.needed_bytes,) * 3, "available": effect.available_bytes or 0}
     id = verdict_id(effect.verdict, effect.needed_bytes, effect.available_bytes)
     parts, slower = [Message(f"first.changed.{id}", values).text()], effect.slower
     if slower is not None and not rounds_to_zero(slower) and not brief:

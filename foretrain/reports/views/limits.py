@@ -57,16 +57,12 @@ def screen(plan: Trained, found: Within, asked: Asked, searched: Largest | None 
 def within(plan: Trained, found: Within, searched: Largest | None = None) -> Document:
     """`--within`, `--tokens`: the steps that fit, what they take, what else has to change."""
     then = found.plan
-    blocks: list[Block] = [
-        Paragraph(within_answer(found), "good"),
-        *lead_of(plan),
-        *map(Paragraph, _share(plan, found)),
-    ]
+    head: list[Block] = [Paragraph(within_answer(found), "good"), *lead_of(plan), *map(Paragraph, _share(plan, found))]
     if isinstance(plan, FineTunePlan):
-        blocks += [Paragraph(largest_value(plan, searched))] if searched is not None else []
+        head += [Paragraph(largest_value(plan, searched))] if searched is not None else []
     else:
         step = one_card(plan).step
-        blocks += [Paragraph(Message("within.counts", {"step": Message(f"step.{step}")})), *assumed(one_card(plan))]
+        head += [Paragraph(Message("within.counts", {"step": Message(f"step.{step}")})), *assumed(one_card(plan))]
     rows: list[tuple[Cell, ...]] = [
         (Message("row.tokens"), Message("value.tokens", {"tokens": found.tokens, "steps": found.steps}))
     ]
@@ -75,7 +71,7 @@ def within(plan: Trained, found: Within, searched: Largest | None = None) -> Doc
     rows += time_rows(then, then.timing)
     sources = Paragraph(speed_source(then, then.timing)), Paragraph(Message("source.power"))
     sections = [
-        Section(Message("within.section"), tuple(blocks)),
+        Section(Message("within.section"), tuple(head)),
         Section(Message("within.takes"), (Table((), tuple(rows)), *sources)),
     ]
     if changed := _changed(plan, found):

@@ -51,10 +51,8 @@ def table_of_script(text: str, source: str) -> tuple[str, dict[str, Any]]:
     """(format, keys) of a script. Raises UserError where it holds no such call, or cannot be parsed."""
     try:
         found = _Script(ast.parse(text))
-        ordered = [node for node in found.scopes if isinstance(node, ast.Call | ast.Assign | ast.AugAssign)]
-        for node in sorted(
-            ordered, key=lambda each: (each.lineno, each.col_offset, each.end_lineno, each.end_col_offset)
-        ):
+        uses = [node for node in found.scopes if isinstance(node, ast.Call | ast.Assign | ast.AugAssign)]
+        for node in sorted(uses, key=lambda each: (each.lineno, each.col_offset, each.end_lineno, each.end_col_offset)):
             found.look(node) if isinstance(node, ast.Call) else found.set(node)
     except SyntaxError as error:
         where = f"{source}:{error.lineno or 1}"

@@ -4,18 +4,12 @@ import io
 import os
 import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from foretrain.base.process_memory import collected_later
 
 if TYPE_CHECKING:
     from foretrain.cli.commands import app as app
-
-LOADER = "pydantic.plugin._loader"
-# pydantic looks for plugins in all packages that are installed, which takes a tenth of a plan's time. Ours has none.
-if os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__") == "__all__":
-    vars(sys.modules.setdefault(LOADER, ModuleType(LOADER))).setdefault("get_plugins", tuple)
 
 KEEPING = (["plan"], ["advise"])  # commands that keep answers
 

@@ -6,7 +6,7 @@
 
 Exact plans are cold with an empty cache, and cached right after. A slider is one answer of `foretrain serve` over HTTP,
 from the change to the last byte, over all stops of all sliders. A run beside which other programs used a tenth of the
-cores is done again, once. The least processor time of a run stands beside its wall time: other programs disturb it
+cores is repeated once. The least processor time of a run stands beside its wall time: other programs disturb it
 less. Bytecode is there, as pip leaves it: without, each process would compile the package first, which takes longer
 than most answers.
 """

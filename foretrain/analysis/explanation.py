@@ -149,8 +149,8 @@ def _largest(estimate: FineTuneEstimate, phase: str, symbols: dict[str, int]) ->
         TensorGroup(
             component=kind.component,
             where=_where(estimate, kind.component, kind.size.formula),
-            what=_said(kind.size.formula),
-            numbers=with_numbers(_said(kind.size.formula), symbols),
+            what=_readable(kind.size.formula),
+            numbers=with_numbers(_readable(kind.size.formula), symbols),
             count=count,
             size_bytes=count * kind.size.nbytes,
         )
@@ -160,7 +160,7 @@ def _largest(estimate: FineTuneEstimate, phase: str, symbols: dict[str, int]) ->
     return sorted(found, key=lambda tensor: -tensor.size_bytes)
 
 
-def _said(formula: str) -> str:
+def _readable(formula: str) -> str:
     return formula.removeprefix("1·")
 
 

@@ -45,7 +45,7 @@ def settings_of(plan: AnyPlan | None = None, alloc_conf: str = "") -> Settings:
 
 
 def traced(found: Forecast, listen: Listen, alloc_conf: str = "") -> Forecast:
-    """Trace the memory of a run of any kind. Of pretraining the plan says so where that cannot be. Raises UserError."""
+    """Trace the memory of a run of any kind. Raises UserError; pretraining has a note where that is not possible."""
     made, settings = found.plan, settings_of(found.plan, alloc_conf)
     if isinstance(made, Plan):
         return replace(found, plan=trace_plan(made, settings, listen))

@@ -237,8 +237,8 @@ def test_saving_that_rounds_to_zero_is_no_change() -> None:
 @pytest.mark.parametrize(
     ("slower", "longer", "text"),
     [
-        (0.0, -0.0004, "no change"), (0.0, 0.012, "the same time a step, +1.2% for the whole run"),
-        (-0.0201, 0.0, "-2.0% a step, the same time"), (0.01, 0.02, "+1.0% a step, +2.0% for the whole run"),
+        (0.0, -0.0004, "no change"), (0.0, 0.012, "the same time per step, +1.2% for the whole run"),
+        (-0.0201, 0.0, "-2.0% per step, the same time"), (0.01, 0.02, "+1.0% per step, +2.0% for the whole run"),
     ],
 )  # fmt: skip
 def test_times_of_a_change_are_plain(slower: float, longer: float, text: str) -> None:

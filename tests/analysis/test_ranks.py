@@ -134,7 +134,7 @@ def test_each_rank_stands_beside_the_forecast(tmp_path: Path) -> None:
     assert found.tokens_per_s == pytest.approx(record.config.tokens_per_step / 0.1, rel=0.02)
     assert found.card_tokens_per_s == pytest.approx((found.tokens_per_s or 0) / 3)
     said = shown(run_explain.document(run_of(directory).explanation))
-    assert "3 ranks share each step (DDP), a card each, on 1 machine" in said
+    assert "3 ranks share each step (DDP), one card per rank, on 1 machine" in said
     assert "Rank 1 takes most: 700 MiB reserved by PyTorch, outside the range" in said
     assert "Rank 2 (n1, RTX 4070) computes 40.0% slower than most" in said
 
@@ -145,7 +145,7 @@ def test_each_rank_stands_beside_the_forecast(tmp_path: Path) -> None:
         ([figures(0), figures(1)], {}, "No rank computes more than 15.0% slower than most"),
         ([figures(0, evaluated_s=0.01), figures(1, evaluated_s=0.02)], {}, "was too short to tell"),
         ([figures(0), figures(1, evaluated_s=0.9)], {"strategy": "fsdp"}, "With FSDP2 the ranks wait for each other"),
-        ([figures(0, host="a"), figures(1, host="b")], {}, "a card each, on 2 machines"),
+        ([figures(0, host="a"), figures(1, host="b")], {}, "one card per rank, on 2 machines"),
         ([], {"world": 2}, "No rank has reported figures yet"),
     ],
 )
@@ -283,7 +283,7 @@ def test_two_cards_beside_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "why", "words"),
     [
-        ({"gpu": find("RTX 4090")}, "other_cards", "on unlike cards"),
+        ({"gpu": find("RTX 4090")}, "other_cards", "on different cards"),
         ({"n_layer": 3}, "other_models", "but their models differ"),
         ({"batch_size": 8}, "", "losses are compared at equal tokens"),
     ],

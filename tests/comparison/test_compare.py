@@ -931,5 +931,5 @@ def test_losses_of_preferences_and_of_tokens_stay_apart(tmp_path: Path) -> None:
         found = compare([runs[0], other])
         assert (found.verdict("tokens").reason, found.losses_apart) == ("other_units", ("unit",))
         text = " ".join(shown(found).split())
-        assert f"the loss of {other.label} is one of preferences" in text
+        assert f"the loss of {other.label} is for preferences or a policy" in text
         assert "repeats of one run" not in text

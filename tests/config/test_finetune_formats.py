@@ -602,7 +602,7 @@ BAD: list[tuple[str, str]] = [
     ("model_name_or_path: nothing-here\nper_device_train_batch_size: 1\n", "nothing-here"),
     ("model_name_or_path: x/y\nexport_dir: out\ntemplate: qwen3\nfinetuning_type: lora\n", "does not train"),
     ("model_name_or_path: x/y\nstage: sft\ndo_predict: true\nlearning_rate: 1.0e-4\nfinetuning_type: lora\n", "does not train"),
-    ("compute_environment: LOCAL_MACHINE\ndistributed_type: 'NO'\n", "give it beside a model"),
+    ("compute_environment: LOCAL_MACHINE\ndistributed_type: 'NO'\n", "give it together with a model"),
 ]  # fmt: skip
 
 

@@ -16,7 +16,7 @@ import torch
 from rich.console import Console
 
 from foretrain.base.errors import UserError
-from foretrain.cli import app
+from foretrain.cli import app, common
 from foretrain.cli.commands import verify as verify_command
 from foretrain.cli.commands.verify import Terminated
 from foretrain.hardware.catalogue import Gpu, find
@@ -399,7 +399,8 @@ def test_what_cannot_be_compiled_says_why(machinery: Machinery) -> None:
 
 def test_a_moving_line_says_what_is_left(machinery: Machinery, monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Terminal()
-    monkeypatch.setattr(verify_command, "ERR", Console(file=screen, force_terminal=True, width=200))
+    for module in (verify_command, common):
+        monkeypatch.setattr(module, "ERR", Console(file=screen, force_terminal=True, width=200))
     assert foretrain("verify", "--out", "r.json", "--only", "characters").returncode == 0
     for number, what in enumerate(("bf16 eager foretrain", "dropout fp16 eager nanoGPT", "fp32 compiled foretrain"), 1):
         assert re.search(rf"{number} of 3: characters {what} … about [\d.]+ (ms|s|min) left", screen.getvalue())

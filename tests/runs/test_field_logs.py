@@ -256,7 +256,7 @@ def test_a_preference_or_policy_loss_is_not_nats_per_token(tmp_path: Path, capsy
         )
     )
     text = " ".join(said(capsys, "compare", str(LOGS / "trl_dpo.log"), str(sft)).split())
-    assert "Not comparable: the loss of trl_dpo is one of preferences" in text
+    assert "Not comparable: the loss of trl_dpo is for preferences or a policy" in text
 
 
 def test_explain_reads_the_tables_that_compare_reads(tmp_path: Path) -> None:

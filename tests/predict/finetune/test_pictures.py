@@ -124,4 +124,4 @@ def test_runs_without_a_batch_of_pictures_are_refused(options: dict[str, Any]) -
 
 def test_size_of_pictures_without_any_is_refused() -> None:
     words = ("plan", "qwen3-0.6b", "--method", "lora", "--image-size", "448", "--gpu", "4090")
-    assert "--images says how many" in foretrain(*words, code=2).stderr
+    assert "give --images, the number of pictures" in foretrain(*words, code=2).stderr

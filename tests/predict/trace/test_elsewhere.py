@@ -125,7 +125,7 @@ def test_a_process_that_is_killed_is_said(tmp_path: Path) -> None:
 def test_what_cannot_be_sent_is_one_sentence(code: object, id: str) -> None:
     with refused(id) as caught:
         foretrain.trace(code, python=sys.executable)  # type: ignore[arg-type]
-    assert "train.py" in str(caught.value) or "whole path" in str(caught.value)
+    assert "train.py" in str(caught.value) or "full path" in str(caught.value)
 
 
 @pytest.mark.parametrize(

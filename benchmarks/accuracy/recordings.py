@@ -36,7 +36,7 @@ SWAPPED = "two buffers of equal size, with which index_put sorts, are freed in t
 NAMED = {
     "cs-k-128": "the process had a cuBLAS workspace of 32 MiB before the recording began; index_put took a buffer of "
     "4,096 bytes 16 allocations earlier and once copied 5,242,880 bytes of values, for reasons that are not known; "
-    + SWAPPED,
+    + SWAPPED
 }
 
 

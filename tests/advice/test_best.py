@@ -208,14 +208,7 @@ def test_on_the_command_line() -> None:
     words = ("plan", "--gpu", "RTX 4070", "--best", "--within", "20h", "--data-tokens", "3.68B", "--full")
     shown = foretrain(*words)
     assert shown.returncode == 0, shown.stderr
-    for said in (
-        "estimate",
-        "the fits say",
-        "arXiv:2404.10102",
-        "layers",
-        "What limits the loss",
-        "2GB",
-    ):
+    for said in ("estimate", "the fits say", "arXiv:2404.10102", "layers", "What limits the loss", "2GB"):
         assert said in " ".join(shown.stdout.split())
     made = json.loads(foretrain(*words, "--write", "best.toml", "--json").stdout)
     assert made["schema"] == "foretrain.plan/1#best"

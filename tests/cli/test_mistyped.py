@@ -119,10 +119,7 @@ def test_a_folder_and_a_file_of_another_name_are_said_to_be_that() -> None:
 
 @pytest.mark.parametrize(
     ("option", "value", "says"),
-    [
-        ("--step-time", "0.0001", "7,687,000% MFU is impossible"),
-        ("--logged-mfu", "250", "1,338% MFU of the RTX 4070"),
-    ],
+    [("--step-time", "0.0001", "7,687,000% MFU is impossible"), ("--logged-mfu", "250", "1,338% MFU of the RTX 4070")],
 )
 def test_a_speed_that_no_card_has_is_refused_with_its_numbers(option: str, value: str, says: str) -> None:
     result = foretrain(*PLAN, option, value)

@@ -37,13 +37,13 @@ MAX_FUNCTION_LINES, MAX_OPTIONS = 60, 181
 # A file holds one subject in 120 to 500 lines, and a package has 4 to 15 files or is a file. These numbers only ever
 # become smaller. The house stands at 330 files, 75,000 lines, 150 tables that ruff leaves alone, and none of the others.
 SIZE = {
-    "files": 507,
-    "lines": 94_994,
+    "files": 503,
+    "lines": 94_993,
     "files below 60 lines": 30,
     "files above 600 lines": 0,
     "packages below 4 files": 2,
-    "packages above 15 files": 8,
-    "statements that ruff leaves alone": 695,
+    "packages above 15 files": 7,
+    "statements that ruff leaves alone": 687,
 }
 SLACK = 0.01  # a number that is this much too high is lowered
 

@@ -38,19 +38,7 @@ from foretrain.reports.views import memory as memory_view
 from foretrain.web import calls, child, guard, routes, server
 from tests.kit.command import REPO, free_port
 from tests.kit.language import ARABIC, BRACKETS, pretending
-from tests.kit.page import (  # noqa: F401
-    GOOD,
-    NANOGPT,
-    ORIGIN,
-    PORT,
-    POSTED,
-    TOKEN,
-    client,
-    get,
-    post,
-    serving,
-    write_run,
-)
+from tests.kit.page import GOOD, NANOGPT, ORIGIN, PORT, POSTED, TOKEN, client, get, post, serving, write_run  # noqa: F401
 
 
 def test_the_form_has_every_knob_that_has_an_effect() -> None:

@@ -60,9 +60,7 @@ foretrain plan --inference --context 16k --gpu 4070   (which models run there?)"
 @option("--step-time", "Seconds per iteration from your log, for hours, MFU and energy.", type=float)
 @option("--logged-mfu", "The mfu that nanoGPT printed, in percent, for the step time.", type=float)
 @flag(
-    "--check",
-    "Exit with code 3 if it does not fit. Also if it may not fit, or does not run there.",
-    group="questions",
+    "--check", "Exit with code 3 if it does not fit. Also if it may not fit, or does not run there.", group="questions"
 )
 @flag(
     "--inference",
@@ -74,11 +72,7 @@ foretrain plan --inference --context 16k --gpu 4070   (which models run there?)"
     "Which step the answers are about: foretrain or nanogpt. Default: nanogpt for nanoGPT's own files, else foretrain.",
     default="",
 )
-@flag(
-    "--exact",
-    "Trace the real step for this card. Takes seconds; needs torch, but no GPU.",
-    group="questions",
-)
+@flag("--exact", "Trace the real step for this card. Takes seconds; needs torch, but no GPU.", group="questions")
 @flag(
     "--explain",
     "Show where the memory goes. That is each component, each tensor at the peak, and nvidia-smi's figures.",

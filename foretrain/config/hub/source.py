@@ -24,9 +24,7 @@ _DTYPES = ("float32", "bfloat16", "float16")
 
 
 def facts_of(
-    config: Mapping[str, Any],
-    where: str = "config.json",
-    families: Mapping[str, Callable[[Keys], Parts]] = FAMILIES,
+    config: Mapping[str, Any], where: str = "config.json", families: Mapping[str, Callable[[Keys], Parts]] = FAMILIES
 ) -> ModelFacts | None:
     """Return a model's facts; None without any. Raises UserError 'config.hub_…', naming `where`, for bad sizes."""
     if not isinstance(config, Mapping):

@@ -303,13 +303,10 @@ def _check_parts(facts: ModelFacts, tune: FineTune) -> None:
 
 
 def _amp(tune: FineTune, gpu: Gpu) -> str:
-    """Of QLoRA that of peft's and TRL's recipes: without autocast all that is not in 4 bits is fp32, which is slow and
-    large; of unsloth its trainer's; of ZeRO what DeepSpeed makes all weights. Everything else computes in the dtype of
-    its weights."""
+    """Of QLoRA that of peft's and TRL's recipes: without autocast all that is not in 4 bits is fp32, which is large; of
+    unsloth its trainer's; of ZeRO what DeepSpeed makes all weights. All else computes in the dtype of its weights."""
     half = "bf16" if gpu.supports_bf16 else "fp16"
-    if tune.amp == "bf16" and tune.unsloth:  # which refuses bfloat16 on a card that emulates it, and takes fp16 itself
-        return half
-    if tune.amp != "auto":
+    if tune.amp != "auto" and not (tune.amp == "bf16" and tune.unsloth):  # unsloth takes fp16 where bf16 is emulated
         return tune.amp
     return half if (tune.quantized or tune.unsloth or tune.zero_stage) and gpu.kind == "cuda" else "no"
 

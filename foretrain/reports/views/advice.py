@@ -33,15 +33,7 @@ from foretrain.reports.document import (
     Verbatim,
 )
 from foretrain.reports.views.lead import assumed_rows, lead_of, link, name_of, sources_of, way
-from foretrain.reports.views.shared import (
-    TONES,
-    assumed,
-    taken_bytes,
-    uncalibrated,
-    uneven,
-    verdict_id,
-    verdict_word,
-)
+from foretrain.reports.views.shared import TONES, assumed, taken_bytes, uncalibrated, uneven, verdict_id, verdict_word
 
 EXACTNESS_ID = {
     "exact": "exact", "rounding": "rounding", "other tokens": "tokens", "other optimizer": "optimizer",

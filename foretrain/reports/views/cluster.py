@@ -6,18 +6,7 @@ from foretrain.advice.asked import QUIET, Asked
 from foretrain.hardware.cluster import Cluster
 from foretrain.predict.memory import REFUSED
 from foretrain.predict.ranks import Change, ClusterPlan, Factor, RankPlan, notes_of_ranks
-from foretrain.reports.document import (
-    Block,
-    Cell,
-    Document,
-    Message,
-    Paragraph,
-    Quantity,
-    Row,
-    Screen,
-    Section,
-    Table,
-)
+from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Row, Screen, Section, Table
 from foretrain.reports.views.lead import assumed_rows, assumptions, lead_of, link, strategy, title
 from foretrain.reports.views.shared import TONES, Page, needs_of_free, verdict_word
 from foretrain.reports.views.takes import no_time, speed_source, takes_rows, time_rows

@@ -7,17 +7,7 @@ from foretrain.advice.asked import QUIET, Asked
 from foretrain.advice.record import Advice
 from foretrain.base.messages import has, listed
 from foretrain.predict.finetune.plan import FineTunePlan
-from foretrain.reports.document import (
-    Document,
-    Message,
-    Only,
-    Paragraph,
-    Quantity,
-    Row,
-    Screen,
-    Section,
-    Table,
-)
+from foretrain.reports.document import Document, Message, Only, Paragraph, Quantity, Row, Screen, Section, Table
 from foretrain.reports.views.advice import change_rows, change_text
 from foretrain.reports.views.explain import sums_table
 from foretrain.reports.views.lead import assumed_rows, lead_of, more_rows, title, what

@@ -12,10 +12,7 @@ from foretrain.predict.spec import StepName
 from foretrain.reports.document import Message, Paragraph, Quantity, Row, Screen
 from foretrain.reports.views.advice import change_text, short
 from foretrain.reports.views.lead import assumed_rows, lead_of, more_rows, title, written
-from foretrain.reports.views.shared import (
-    grouped,
-    room,
-)
+from foretrain.reports.views.shared import grouped, room
 from foretrain.reports.views.takes import takes_rows
 
 LARGEST = 2  # groups of memory that are named

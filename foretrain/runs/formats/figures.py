@@ -13,11 +13,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "loss": ("loss", "train/CrossEntropyLoss", "loss/train/total", "actor/pg_loss"),
     "val": ("eval_loss", "val_loss", "metrics/eval/LanguageCrossEntropy"),
     "step_s": ("step_time", "timing_s/step"),
-    "steps_per_s": (
-        "throughput/batches_per_sec",
-        "throughput/device/batches_per_second",
-        "throughput/device/BPS",
-    ),
+    "steps_per_s": ("throughput/batches_per_sec", "throughput/device/batches_per_second", "throughput/device/BPS"),
     "tokens_per_s": (
         "step_tokens_per_second",
         "tokens/train_per_sec_per_gpu",

@@ -64,17 +64,13 @@ def why_planned(row: dict[str, Any]) -> str:
     facts, unsloth = facts_for(row["model"]), "unsloth" in row["kernels"]
     if row["code"] == "torchtune":
         return "torchtune's own model"
-    if facts.model_type == "gpt_bigcode":
-        return "transformers 4 left its logits in 16 bits, 5 makes them fp32"
-    if unsloth and facts.unsloth_functions("bfloat16", adapters=True) is None:
-        return "fused kernels for a family that unsloth has none for today"
     if "liger" in row["kernels"]:
         return "its layers with adapters were peft's; unsloth's keep less"
-    return (
-        "its loss had whole logits, in fp32; unsloth's today has a few at a time"
-        if unsloth
-        else ("transformers 4 copied the logits once more")
-    )
+    if unsloth:
+        return "its loss had whole logits; unsloth's today has a few at a time"
+    if facts.model_type == "gpt_bigcode":
+        return "transformers 4 left its logits in 16 bits, 5 makes them fp32"
+    return "transformers 4 copied the logits once more"
 
 
 def in_range(row: dict[str, Any]) -> bool:

@@ -1,6 +1,7 @@
 """The generated parts about time: published runs, calibrated and measured steps, an H100, the machine's limit, the tools."""
 
 from collections.abc import Callable
+from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,6 +29,21 @@ def published_groups() -> str:
         "published runs | runs > | median error > | signed > | largest (run) | inside the stated range >",
         (fill(template, group, share=group["inside"] / group["runs"]) for group in shown),
     )
+
+
+@part("published-cards")
+def published_cards() -> str:
+    """Return a row for each kind of card that somebody published runs of, without doubtful runs."""
+    cases: dict[str, list[dict]] = {}
+    for case in result("time_against_logs")["cases"]:
+        if not case["doubtful"]:
+            cases.setdefault(case["gpu"], []).append(case)
+    rows = []
+    for gpu, found in sorted(cases.items(), key=lambda each: (-len(each[1]), each[0])):
+        errors, inside = [case["error"] for case in found], sum(case["inside"] for case in found)
+        largest = max(errors, key=abs)
+        rows.append(f"{gpu} | {len(found)} | {median(map(abs, errors)):.1%} | {largest:+.1%} | {inside}")
+    return table("card | runs > | median error > | largest > | inside the stated range >", rows)
 
 
 @part("time")

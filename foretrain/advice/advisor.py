@@ -383,9 +383,15 @@ FREES_NOTHING = {"free_others", "another_card"}  # of the run's own memory
 
 
 def remedies(
-    config: RunConfig, gpu: Gpu, *, used_by_others_bytes: int = 0, over_bytes: int = 0, step: StepName = "foretrain",
-    most: int = 3, expandable_segments: bool = True,
-) -> tuple[Advice, ...]:  # fmt: skip
+    config: RunConfig,
+    gpu: Gpu,
+    *,
+    used_by_others_bytes: int = 0,
+    over_bytes: int = 0,
+    step: StepName = "foretrain",
+    most: int = 3,
+    expandable_segments: bool = True,
+) -> tuple[Advice, ...]:
     """Return exact changes that fit what the card had: those of the run's own program first.
 
     `over_bytes`: how far the request that failed was beyond what was there; where the forecast was lower, as much is

@@ -152,8 +152,10 @@ def plans(found: Sequence[AnyPlan], options: Form, limits: Limits, asked: Asked)
             best = {"best": cards.best.model_dump(mode="json")} if isinstance(found[0], Plan) else {}
             known = cards.to_json() if isinstance(found[0], FineTunePlan) else best
             print_json({"schema": PLANS_SCHEMA, "plans": objects, **known})
+        elif options.full:
+            document(cards_view.document(found, cards))
         else:
-            _shown(cards_view.document(found, cards) if options.full else cards_view.screen(found, cards, asked))
+            screen(cards_view.screen(found, cards, asked))
 
 
 def one(plan: AnyPlan, options: Form, asked: Asked) -> None:
@@ -173,10 +175,6 @@ def one(plan: AnyPlan, options: Form, asked: Asked) -> None:
         document(document_of(plan, *more))
     else:
         screen(screen_of(plan, asked, *more))
-
-
-def _shown(made: Document | Screen) -> None:
-    screen(made) if isinstance(made, Screen) else document(made)
 
 
 def _changes(plan: FineTunePlan | InferencePlan) -> "tuple[Advice, ...]":

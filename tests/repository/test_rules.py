@@ -38,7 +38,7 @@ MAX_FUNCTION_LINES, MAX_OPTIONS = 60, 181
 # become smaller. The house stands at 330 files, 75,000 lines, 150 tables that ruff leaves alone, and none of the others.
 SIZE = {
     "files": 503,
-    "lines": 94_993,
+    "lines": 94_994,
     "files below 60 lines": 30,
     "files above 600 lines": 0,
     "packages below 4 files": 2,
@@ -222,7 +222,6 @@ SKIPPED = {
     "measure/calibrate.py": 3,
     "analysis/log_analysis.py": 2,
     "app/compare.py": 2,
-    "app/exact.py": 1,
     "app/explain.py": 1,
     "comparison/repeats.py": 1,
     "data/batches.py": 1,

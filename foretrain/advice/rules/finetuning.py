@@ -36,9 +36,9 @@ def _offload(plan: FineTunePlan) -> Values:
 
 
 def _unsloth(plan: FineTunePlan) -> Values:
-    """unsloth's loop and kernels, with its checkpoints; on cards that run Triton."""
+    """unsloth's loop and kernels, with its checkpoints; on cards that run Triton. It loads weights in 16 bits."""
     tune = plan.tune
-    if tune.unsloth or tune.loop not in MOVABLE or not plan.gpu.has_triton:
+    if tune.unsloth or tune.loop not in MOVABLE or not plan.gpu.has_triton or tune.dtype == "float32":
         return {}
     offloads = {"offload_checkpoints": True} if tune.seq_len >= OFFLOADED else {}
     return {"loop": "unsloth", "gradient_checkpointing": True, "amp": _half(plan), **offloads}

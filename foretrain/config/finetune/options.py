@@ -430,7 +430,6 @@ class FineTune(Record):
 
     @property
     def fills_rows(self) -> bool:
-        """Whether each sequence of the counted steps is planned at full length, though samples may be shorter."""
         return self.max_steps > 0 and not (self.packing or self.row_tokens or self.generates)
 
     @property

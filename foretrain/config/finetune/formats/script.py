@@ -32,6 +32,7 @@ _OF_IMAGES = ("FastVisionModel", "AutoFeatureExtractor")  # or of sounds: of tex
 _PROCESSOR = re.compile(r"\w*Processor")
 _NAMES_OF_MODEL = ("pretrained_model_name_or_path", "model_name")
 _MERGES = re.compile("merge_and_unload|(save_pretrained|push_to_hub)_(merged|gguf)")
+_ADAPTING = ("get_peft_model", "add_adapter")
 _ALONE = ("half", "bfloat16")  # what turns a model into another dtype
 _OTHER_ADAPTERS = frozenset((
     "PrefixTuningConfig", "PromptTuningConfig", "PromptEncoderConfig", "IA3Config", "AdaLoraConfig", "LoHaConfig",
@@ -211,9 +212,7 @@ class _Script:
             self.reloaded |= set() if re.search("Token|Processor", owner) else {scope}
             return
         self._length(call, name, owner)
-        self.adapts |= name in ("get_peft_model", "add_adapter") or any(
-            each.arg == "peft_config" for each in call.keywords
-        )
+        self.adapts |= name in _ADAPTING or "peft_config" in [each.arg for each in call.keywords]
         if name in _MODELS and (owner in _OF_IMAGES or _PROCESSOR.fullmatch(owner)):
             self.keys["images"] = Unread(f"{owner}.{name}")
         if name in _MODELS and (owner in _LOADERS or head):

@@ -45,8 +45,7 @@ def read(table: Table, text: str) -> None:
     four_bit = table.flag("load_in_4bit", default=loads) and not full and not table.flag("load_in_16bit")
     refuse_two_precisions(table, four_bit and "load_in_4bit" in table.keys, "load_in_8bit", "load_in_fp8")
     four_bit = four_bit and not any(table.keys.get(key) for key in ("load_in_8bit", "load_in_fp8"))
-    given = [key for key in ("full_finetuning", "training_type") if key in table.keys]
-    key = next(iter(given), "load_in_4bit")
+    key = next((key for key in ("full_finetuning", "training_type") if key in table.keys), "load_in_4bit")
     method_of(table, key, adapters=not full, four_bit=four_bit, dora=table.flag("use_dora"))
     adapter_keys(table)
     table.rest(known=known_keys("training", "adapter", "unsloth"))

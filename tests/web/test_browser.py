@@ -40,7 +40,7 @@ def test_opens_with_an_answer_and_hides_the_token(browser: Browser, served: tupl
     with opened(browser, served[0]) as page:
         answered(page)
         assert "token" not in page.url
-        assert "fits" in page.locator(".verdict").inner_text()
+        assert "Fits." in page.locator(".verdict").inner_text()
         assert page.locator(".figures > div").count() >= 7
         assert page.evaluate("document.cookie") == ""
         assert page.locator(".drawing").first.bounding_box()["width"] > 300  # type: ignore[index]

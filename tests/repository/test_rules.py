@@ -38,7 +38,7 @@ MAX_FUNCTION_LINES, MAX_OPTIONS = 60, 181
 # become smaller. The house stands at 330 files, 75,000 lines, 150 tables that ruff leaves alone, and none of the others.
 SIZE = {
     "files": 503,
-    "lines": 94_994,
+    "lines": 94_990,
     "files below 60 lines": 30,
     "files above 600 lines": 0,
     "packages below 4 files": 2,

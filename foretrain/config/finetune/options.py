@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple, cast
 
 from foretrain.base.records import Record
-from foretrain.config.hub.facts import ModelFacts, ModelSource
+from foretrain.config.hub.facts import ModelFacts, ModelSource, Unsloth, unsloth_of
 from foretrain.config.option import COST, DTYPE_NAMES, EVERYTHING, LEARNING, LINK, NETWORK, PER_NODE, option, options_of
 from foretrain.config.options import StrategyName
 from foretrain.config.sharing import STRATEGIES
@@ -436,6 +436,9 @@ class FineTune(Record):
     def offloads(self) -> bool:
         """Whether checkpoints go to the host: unsloth does so for sequences of 512 tokens or more."""
         return self.unsloth and self.gradient_checkpointing and self.offload_checkpoints and self.seq_len >= 512
+
+    def unsloth_functions(self, model_type: str) -> Unsloth | None:
+        return unsloth_of(model_type, self.dtype, adapters=self.adapters) if self.unsloth else None
 
     def positions_beyond(self, facts: ModelFacts) -> bool:
         return facts.positions == "learned" and self.seq_len > facts.max_positions

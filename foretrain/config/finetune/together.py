@@ -77,7 +77,7 @@ def whole(tune: FineTune, typed: Mapping[str, str], facts: ModelFacts | None) ->
 
 def _own_attention(tune: FineTune, facts: ModelFacts | None) -> bool:
     """Whether unsloth's own blocks run, whose attention is never written out (unsloth/models/llama.py)."""
-    own = facts.unsloth_functions(tune.dtype, adapters=tune.adapters) if facts and tune.unsloth else None
+    own = tune.unsloth_functions(facts.model_type) if facts else None
     return own is not None and own.blocks
 
 

@@ -64,12 +64,12 @@ UNSLOTH_VERSION = "2026.10.9"
 
 class Unsloth(NamedTuple):
     """Where unsloth's functions stand. `blocks`: norms and rotary positions; `in_place`: a norm's gradient replaces the
-    incoming one; `lora`: layers whose adapters run in one function; `loss`: head and loss, some tokens at a time."""
+    incoming one; `lora`: layers whose adapters run in one function. Every model has head and loss in one function, some
+    tokens at a time."""
 
     blocks: bool = True
     in_place: bool = True
     lora: tuple[str, ...] = ("qkv", "out", "mlp")
-    loss: bool = True
 
 
 # Transformers' blocks, compiled, and a loss in chunks for every model that generates (unsloth_zoo compiler.py,
@@ -97,8 +97,7 @@ def table_rows(max_positions: int, seq_len: int) -> int:
 def functions_of(own: Unsloth, model_type: str, groups: tuple[str, ...]) -> tuple[str, ...]:
     positions = "Fast_QK_Norm_RoPE" if model_type == "qwen3" else "Fast_RoPE_Embedding_QK_Positions"
     blocks = ("Fast_RMS_Layernorm", positions) if own.blocks else ()
-    loss = ("fused_linear_cross_entropy",) if own.loss else ()
-    return (*blocks, *(OF_LORA[group] for group in groups), *loss)
+    return (*blocks, *(OF_LORA[group] for group in groups), "fused_linear_cross_entropy")
 
 
 Norm = Literal["rms", "gemma_rms", "layer"]
@@ -238,9 +237,6 @@ class ModelFacts(Record):
 
     def liger_kernels(self, loop: str) -> Liger | None:
         return liger_of(self.model_type, loop)
-
-    def unsloth_functions(self, dtype: str, *, adapters: bool) -> Unsloth:
-        return unsloth_of(self.model_type, dtype, adapters=adapters)
 
 
 class ModelSource(Record):

@@ -429,7 +429,7 @@ class Decoder(nn.Module):
         if f.tied:
             getattr(self.lm_head, "base_layer", self.lm_head).weight = self.embed_tokens.weight
         self.build, self.keeps_logits, self.tiled, self.returns_logits = build, keeps_logits, tiled, False
-        self.chunks = build.unsloth is not None and build.unsloth.loss
+        self.chunks = build.unsloth is not None
         self.kept_tables = [torch.empty(int(f.max_positions), f.head_dim) for _ in range(2)]
         if tiled:
             self.chunked_loss = TiledLoss()

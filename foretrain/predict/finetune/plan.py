@@ -361,7 +361,7 @@ def notes_of(source: ModelSource, tune: FineTune, gpu: Gpu, others_bytes: int, a
         note("packed_mask", tokens=tokens, size=tokens**2)
     found += saved_notes(facts, tune)
     found += _liger_notes(facts, tune) if tune.liger else []
-    found += unsloth.notes(facts, tune) if tune.unsloth else []
+    found += unsloth.notes(facts, tune)
     kept, most = estimate.kept_bytes
     if most:
         note("four_bits_unnamed" if facts.kept == UNNAMED else "four_bits_kept", kept=kept, most=most)

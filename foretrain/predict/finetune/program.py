@@ -110,7 +110,7 @@ class Program:
             self.dtype, self.low = self.low or self.dtype, None
         # peft's autocast_adapter_dtype, and what prepares a model in 4 bits for it: fp32 beside half-precision weights
         self.wide = self.dtype.itemsize == 2 and tune.loop not in HALF and not (in_half and AMP[tune.amp])
-        self.unsloth = facts.unsloth_functions(tune.dtype, adapters=tune.adapters) if tune.unsloth else None
+        self.unsloth = tune.unsloth_functions(facts.model_type)
         self.widened = self.wide and widens(tune)
         # a tile of the logits is all that is sure where a bound from below is asked for
         self.tiled = tune.loop == "trl" or tune.bound == "at_least" or tune.cut_cross_entropy
@@ -360,7 +360,7 @@ def attention_kernel(facts: ModelFacts, tune: FineTune, gpu: Gpu, learns: bool) 
         return "flash"
     if gpu.kind != "cuda":  # sdp_utils_cpp.cpp: without dropout, and with any mask
         return "math" if learns and facts.attention_dropout else "flash"
-    own = facts.unsloth_functions(tune.dtype, adapters=tune.adapters) if tune.unsloth else None
+    own = tune.unsloth_functions(facts.model_type)
     if own is not None and own.blocks and gpu.capability < AMPERE:  # xformers (utils/attention_dispatch.py)
         return "efficient"
     # Without autocast all that is not in 4 bits is fp32, and so is what it makes.
@@ -440,7 +440,9 @@ class Places:
 
 def notes(facts: ModelFacts, tune: FineTune) -> list[Note]:
     """Which of unsloth's functions the figures are with, by stand-ins."""
-    own = facts.unsloth_functions(tune.dtype, adapters=tune.adapters)
+    own = tune.unsloth_functions(facts.model_type)
+    if own is None:
+        return []
     adapted = adapted_roles(facts, tune)
     biased = {"qkv": facts.qkv_bias, "out": facts.out_bias, "mlp": facts.mlp_bias}
     groups = tuple(

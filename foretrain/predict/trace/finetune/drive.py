@@ -388,7 +388,7 @@ class Marked(Marking, Trainer):
 
 
 def trainer(run: Run, model: Any, folder: str) -> Trainer:
-    own = unsloth.functions_for(model.config.model_type, run.tune)
+    own = run.tune.unsloth_functions(model.config.model_type)
     model = prepared_for_4_bits(model, run.tune)
     if run.tune.adapters:
         model = with_adapters(model, run.tune)

@@ -17,16 +17,12 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from foretrain.config.finetune.options import FineTune
-from foretrain.config.hub.facts import LEAST_OFFLOADED_BYTES, Unsloth, table_rows, unsloth_of
+from foretrain.config.hub.facts import LEAST_OFFLOADED_BYTES, Unsloth, table_rows
 from foretrain.model.hub.unsloth import Adapted, lora_mlp, lora_out, lora_qkv, normed_rotary, rms_norm, rotary
 from foretrain.model.hub.unsloth_loss import ChunkedLoss, whole_loss
 from foretrain.predict.trace.card.patches import Patches
 
 ADAPTER = "default"
-
-
-def functions_for(model_type: str, tune: FineTune) -> Unsloth | None:
-    return unsloth_of(model_type, tune.dtype, adapters=tune.adapters) if tune.unsloth else None
 
 
 def put_in(model: Any, own: Unsloth, tune: FineTune) -> None:
@@ -35,8 +31,7 @@ def put_in(model: Any, own: Unsloth, tune: FineTune) -> None:
         base.enable_input_require_grads()
         base.set_attn_implementation("sdpa")  # unsloth takes the best one there is
         _Blocks(base, own, tune).put_in()
-    if own.loss:
-        base.forward = MethodType(_forward(ChunkedLoss(), keeps=tune.keeps_logits, masks=not own.blocks), base)
+    base.forward = MethodType(_forward(ChunkedLoss(), keeps=tune.keeps_logits, masks=not own.blocks), base)
 
 
 def _forward(chunked: ChunkedLoss, *, keeps: bool, masks: bool) -> Callable[..., Any]:
